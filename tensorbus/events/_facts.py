@@ -1,0 +1,334 @@
+"""The facts: what happened to an artifact, a key, a series, a session, a replica or a caller's lease.
+
+Each is a frozen record in the past tense. A shipped fact never changes its meaning: add a new one, teach the codec to
+lift the old form, and keep an old log in ``tests/golden``. Who wrote it and when is in the headers and the stream.
+Quantities carry their unit; an id is the text, the subject carries its hash.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from tensorbus.ids import ArtifactId, Incarnation, LeaseId, WorkerId
+
+
+class Tier(StrEnum):
+    """Where a replica's bytes are."""
+
+    VRAM = "vram"
+    DRAM = "dram"
+    DISK = "disk"
+    SOURCE = "source"
+
+
+class SessionEnd(StrEnum):
+    """Why a worker's session ended."""
+
+    LEFT = "left"
+    EXPIRED = "expired"
+
+
+class DestroyReason(StrEnum):
+    """Why an artifact ended."""
+
+    ASKED = "asked"
+    LEASE_ENDED = "lease_ended"
+    LOST = "lost"
+    ABANDONED = "abandoned"
+
+
+class LeaseEnd(StrEnum):
+    """Why a caller's lease ended."""
+
+    RELEASED = "released"
+    EXPIRED = "expired"
+    CONNECTION_LOST = "connection_lost"
+
+
+class LeasePurpose(StrEnum):
+    """What a caller's lease keeps: its own registered bytes, or a replica that must not be evicted."""
+
+    REGISTER = "register"
+    PIN = "pin"
+
+
+class DropReason(StrEnum):
+    """Why one replica went while the artifact lives on."""
+
+    EVICTED = "evicted"
+    CORRUPT = "corrupt"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BlobRef:
+    """A body too large for a fact: zlib-compressed chunks ``0..chunks-1`` on ``<prefix>.blob.<digest>.<n>.<author>``.
+
+    Attributes:
+        digest: BLAKE3-256 of the body before compression, lower-case hex.
+        nbytes: Size of the body before compression.
+        chunks: How many messages it takes.
+        author: The worker that wrote them.
+    """
+
+    digest: str
+    nbytes: int
+    chunks: int
+    author: WorkerId
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ManifestRef:
+    """Where the table of tensors is: in the fact itself (``inline``, JSON text) or in a blob. Exactly one is set."""
+
+    inline: str | None = None
+    blob: BlobRef | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SessionOpened:
+    """A worker process began its life on the log; an older session of the same id ended with it.
+
+    Attributes:
+        host: Host id; equal means that memory can be shared.
+        roles: ``basic``, ``gateway``, ``shard-home``, ``store``.
+        data: ``host:port`` where others read bytes, or empty.
+        control: ``host:port`` where callers without a local worker connect, or empty.
+        pool_bytes: Size of its memory pool.
+        ttl_ns: Silence after which a witness may end the session.
+        pid: Process id on its host, for people.
+        version: tensorbus version.
+    """
+
+    type: Literal["SessionOpened"] = "SessionOpened"
+    worker: WorkerId
+    incarnation: Incarnation
+    host: str
+    roles: tuple[str, ...]
+    data: str
+    control: str
+    pool_bytes: int
+    ttl_ns: int
+    pid: int
+    version: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SessionEnded:
+    """A worker's life on the log ended; its replicas in memory and the leases on them went with it."""
+
+    type: Literal["SessionEnded"] = "SessionEnded"
+    worker: WorkerId
+    incarnation: Incarnation
+    reason: SessionEnd
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ArtifactPut:
+    """A worker took an artifact's bytes in: the artifact exists, and the author holds its first replica.
+
+    Attributes:
+        digest: The content id ``tb1:…``, or ``None`` until :class:`ArtifactDigested`.
+        nbytes: Sum of the tensors' sizes, each counted once per name.
+        tensors: How many names the manifest has.
+        key: The key it is meant for, bound by a :class:`KeyBound` that follows; ``None`` keeps it without a key.
+    """
+
+    type: Literal["ArtifactPut"] = "ArtifactPut"
+    tenant: str
+    artifact: ArtifactId
+    digest: str | None
+    nbytes: int
+    tensors: int
+    manifest: ManifestRef
+    tier: Tier
+    key: str | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ArtifactRegistered:
+    """A caller lent its own memory: the artifact is usable while the lease lives or another replica is there.
+
+    Attributes:
+        lease: The caller's lease on the author's replica.
+        holder: The caller's session with the author.
+        ttl_ns: The lease's length between renewals.
+    """
+
+    type: Literal["ArtifactRegistered"] = "ArtifactRegistered"
+    tenant: str
+    artifact: ArtifactId
+    digest: str | None
+    nbytes: int
+    tensors: int
+    manifest: ManifestRef
+    tier: Tier
+    key: str | None
+    lease: LeaseId
+    holder: str
+    ttl_ns: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ArtifactDigested:
+    """The digest of an artifact that was put without one is known; the manifest now has each tensor's digest."""
+
+    type: Literal["ArtifactDigested"] = "ArtifactDigested"
+    tenant: str
+    artifact: ArtifactId
+    digest: str
+    manifest: ManifestRef
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ViewDefined:
+    """A selection of an artifact got its id, before the first replica of it.
+
+    Attributes:
+        view: ``tbv:…``, made from the base's id and the definition.
+        definition: Canonical JSON of the selection, one step from the base.
+    """
+
+    type: Literal["ViewDefined"] = "ViewDefined"
+    tenant: str
+    artifact: ArtifactId
+    view: ArtifactId
+    definition: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ArtifactDestroyed:
+    """The artifact ended everywhere; keys and versions that name it went with it.
+
+    Attributes:
+        keys: Those keys, for people; the fold unbinds what still names it.
+        versions: Those versions as ``name@number``, for people.
+    """
+
+    type: Literal["ArtifactDestroyed"] = "ArtifactDestroyed"
+    tenant: str
+    artifact: ArtifactId
+    reason: DestroyReason
+    keys: tuple[str, ...]
+    versions: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KeyBound:
+    """A key names an artifact now.
+
+    Attributes:
+        rebind: Whether it may have been taken from another artifact.
+    """
+
+    type: Literal["KeyBound"] = "KeyBound"
+    tenant: str
+    key: str
+    artifact: ArtifactId
+    rebind: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KeyUnbound:
+    """A key names nothing now; the artifact lives on."""
+
+    type: Literal["KeyUnbound"] = "KeyUnbound"
+    tenant: str
+    key: str
+    artifact: ArtifactId
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VersionPublished:
+    """An artifact became the next version of a series."""
+
+    type: Literal["VersionPublished"] = "VersionPublished"
+    tenant: str
+    name: str
+    version: int
+    artifact: ArtifactId
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplicaAdded:
+    """The author now holds a complete copy of an artifact, or of a view of it.
+
+    Attributes:
+        view: The view that it is a copy of, or ``None`` for the whole.
+        number: The author's running number over its own replica and lease facts, from 1 in each incarnation.
+    """
+
+    type: Literal["ReplicaAdded"] = "ReplicaAdded"
+    tenant: str
+    artifact: ArtifactId
+    view: ArtifactId | None
+    tier: Tier
+    nbytes: int
+    number: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplicaDropped:
+    """The author gave up its copy; the artifact lives on."""
+
+    type: Literal["ReplicaDropped"] = "ReplicaDropped"
+    tenant: str
+    artifact: ArtifactId
+    view: ArtifactId | None
+    tier: Tier
+    reason: DropReason
+    number: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CallerLeaseGranted:
+    """A caller holds a lease on the author's replica of an artifact.
+
+    Attributes:
+        holder: The caller's session with the author, or empty for a pin that outlives its handle.
+        ttl_ns: Length between renewals; ``None`` holds until released.
+    """
+
+    type: Literal["CallerLeaseGranted"] = "CallerLeaseGranted"
+    tenant: str
+    artifact: ArtifactId
+    lease: LeaseId
+    purpose: LeasePurpose
+    holder: str
+    ttl_ns: int | None
+    number: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CallerLeaseEnded:
+    """A caller's lease ended; the caller's own memory is no replica any more."""
+
+    type: Literal["CallerLeaseEnded"] = "CallerLeaseEnded"
+    tenant: str
+    artifact: ArtifactId
+    lease: LeaseId
+    reason: LeaseEnd
+    number: int
+
+
+Event = (
+    SessionOpened
+    | SessionEnded
+    | ArtifactPut
+    | ArtifactRegistered
+    | ArtifactDigested
+    | ViewDefined
+    | ArtifactDestroyed
+    | KeyBound
+    | KeyUnbound
+    | VersionPublished
+    | ReplicaAdded
+    | ReplicaDropped
+    | CallerLeaseGranted
+    | CallerLeaseEnded
+)
+AnyEvent = Annotated[Event, Field(discriminator="type")]
+EVENT_TYPES: tuple[type[Event], ...] = Event.__args__
