@@ -1,0 +1,25 @@
+"""What every test may use: hypothesis profiles and a home of its own."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, settings
+
+settings.register_profile("dev", deadline=None, max_examples=50, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("ci", parent=settings.get_profile("dev"), derandomize=True)
+settings.register_profile("soak", parent=settings.get_profile("dev"), max_examples=2000)
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci" if os.environ.get("CI") else "dev"))
+
+
+@pytest.fixture
+def home() -> Iterator[Path]:
+    """An empty TENSORBUS_HOME with a path short enough for a unix socket (108 bytes, which pytest's own exceed)."""
+    path = Path(tempfile.mkdtemp(prefix="tb-"))
+    yield path
+    shutil.rmtree(path, ignore_errors=True)
