@@ -1,0 +1,70 @@
+"""How session facts change the Directory: a worker's life begins, ends, or is replaced by its next one."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from tensorbus.events import Event, Recorded, SessionEnded, SessionOpened, Tier
+from tensorbus.ids import ArtifactId, WorkerId
+from tensorbus.lifecycle._fold_artifacts import drop_replica
+from tensorbus.lifecycle._records import Session, Touched, Verdict
+
+if TYPE_CHECKING:
+    from tensorbus.lifecycle._directory import Directory
+
+
+def evolve(state: Directory, recorded: Recorded[Event]) -> Verdict:
+    match recorded.event:
+        case SessionOpened() as fact:
+            return _opened(state, recorded, fact)
+        case SessionEnded() as fact:
+            return _ended(state, recorded, fact)
+        case _:
+            return Verdict(False, "unknown")
+
+
+def _opened(state: Directory, recorded: Recorded[Event], fact: SessionOpened) -> Verdict:
+    if recorded.headers.author != fact.worker or recorded.headers.incarnation != fact.incarnation:
+        return Verdict(False, "fenced")
+    before = state.sessions.get(fact.worker)
+    if before is not None and before.incarnation == fact.incarnation:
+        return Verdict(False, "duplicate")
+    touched = _forget_memory(state, fact.worker) if before is not None and before.live else ()
+    state.sessions[fact.worker] = Session(
+        worker=fact.worker,
+        incarnation=fact.incarnation,
+        host=fact.host,
+        roles=fact.roles,
+        data=fact.data,
+        control=fact.control,
+        pool_bytes=fact.pool_bytes,
+        ttl_ns=fact.ttl_ns,
+        pid=fact.pid,
+        version=fact.version,
+        opened=recorded.seq,
+        opened_ns=recorded.time_ns,
+    )
+    return Verdict(True, touched=(Touched("session", "", fact.worker), *touched))
+
+
+def _ended(state: Directory, recorded: Recorded[Event], fact: SessionEnded) -> Verdict:
+    session = state.sessions.get(fact.worker)
+    if session is None or session.incarnation != fact.incarnation or not session.live:
+        return Verdict(False, "missing")
+    if not state.is_live(recorded.headers.author, recorded.headers.incarnation):
+        return Verdict(False, "fenced")
+    session.ended = recorded.seq
+    return Verdict(True, touched=(Touched("session", "", fact.worker), *_forget_memory(state, fact.worker)))
+
+
+def _forget_memory(state: Directory, worker: WorkerId) -> tuple[Touched, ...]:
+    """Replicas in memory and leases go with the session; those on disk stay, absent until the worker is back."""
+    touched: list[Touched] = []
+    for tenant, artifact in list(state.by_worker.get(worker, ())):
+        record = state.artifacts[tenant, ArtifactId(artifact)]
+        for replica in [r for r in record.replicas.values() if r.worker == worker and r.tier != Tier.DISK]:
+            drop_replica(state, record, replica.key)
+        for lease in [held for held in record.leases.values() if held.worker == worker]:
+            del record.leases[lease.lease]
+        touched.append(Touched("artifact", tenant, artifact))
+    return tuple(touched)

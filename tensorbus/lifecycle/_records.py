@@ -1,0 +1,148 @@
+"""What the Directory knows of each thing: small records, changed only by the fold."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from tensorbus.events import DestroyReason, LeasePurpose, ManifestRef, Tier
+from tensorbus.ids import ArtifactId, Incarnation, LeaseId, WorkerId
+
+
+class ReplicaKey(NamedTuple):
+    """One copy: who holds it, of which view (``None``: the whole), in which tier."""
+
+    worker: WorkerId
+    view: ArtifactId | None
+    tier: Tier
+
+
+@dataclass(frozen=True, slots=True)
+class Replica:
+    """A complete copy on one worker.
+
+    Attributes:
+        incarnation: The worker's life that holds it; it is readable while that session is open.
+        lease: The caller's lease it stands and falls with, or ``None`` if the worker owns the bytes.
+    """
+
+    worker: WorkerId
+    incarnation: Incarnation
+    tier: Tier
+    view: ArtifactId | None
+    nbytes: int
+    lease: LeaseId | None
+    seq: int
+
+    @property
+    def key(self) -> ReplicaKey:
+        return ReplicaKey(self.worker, self.view, self.tier)
+
+
+@dataclass(slots=True)
+class Session:
+    """The newest session of a worker id. ``ended`` is the sequence of its end, or ``None`` while it is open."""
+
+    worker: WorkerId
+    incarnation: Incarnation
+    host: str
+    roles: tuple[str, ...]
+    data: str
+    control: str
+    pool_bytes: int
+    ttl_ns: int
+    pid: int
+    version: str
+    opened: int
+    opened_ns: int
+    ended: int | None = None
+    number: int = 0
+
+    @property
+    def live(self) -> bool:
+        return self.ended is None
+
+
+@dataclass(frozen=True, slots=True)
+class CallerLease:
+    """A caller's lease on one worker's replica; ``ttl_ns`` is ``None`` for one that holds until released."""
+
+    lease: LeaseId
+    artifact: ArtifactId
+    worker: WorkerId
+    purpose: LeasePurpose
+    holder: str
+    ttl_ns: int | None
+    seq: int
+
+
+@dataclass(slots=True)
+class Artifact:
+    """One life of an artifact, from the fact that made it to the one that ends it."""
+
+    tenant: str
+    artifact: ArtifactId
+    digest: str | None
+    nbytes: int
+    tensors: int
+    manifest: ManifestRef
+    key: str | None
+    born: int
+    born_ns: int
+    author: WorkerId
+    incarnation: Incarnation
+    principal: str
+    replicas: dict[ReplicaKey, Replica] = field(default_factory=dict)
+    leases: dict[LeaseId, CallerLease] = field(default_factory=dict)
+    views: dict[ArtifactId, str] = field(default_factory=dict)
+    keys: dict[str, None] = field(default_factory=dict)
+    versions: dict[tuple[str, int], None] = field(default_factory=dict)
+    destroyed: int | None = None
+    reason: DestroyReason | None = None
+
+    @property
+    def live(self) -> bool:
+        return self.destroyed is None
+
+
+@dataclass(slots=True)
+class Key:
+    """A name: what it is bound to now, and if to nothing, what became of it."""
+
+    key: str
+    artifact: ArtifactId | None
+    seq: int
+    gone: str = ""
+
+
+@dataclass(slots=True)
+class Series:
+    """Numbered versions under a name. A number up to ``last`` that is not in ``versions`` is gone."""
+
+    name: str
+    last: int
+    versions: dict[int, ArtifactId] = field(default_factory=dict)
+
+
+class Touched(NamedTuple):
+    """Something that a fact changed, for those who follow it: kind ``artifact``, ``key``, ``series`` or ``session``."""
+
+    kind: str
+    tenant: str
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What the fold did with a message.
+
+    Attributes:
+        kept: Whether the proposal became a fact.
+        why: For a dropped one, a stable word: ``fenced``, ``sequence``, ``conflict``, ``destroyed``, ``missing``,
+            ``held``, ``duplicate``, ``unknown``.
+        touched: What changed.
+    """
+
+    kept: bool
+    why: str = ""
+    touched: tuple[Touched, ...] = ()

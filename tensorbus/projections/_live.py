@@ -1,0 +1,99 @@
+"""The Directory as a process holds it: fed batch by batch, with people waiting for positions and following names."""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from itertools import count
+
+from tensorbus.clock import Deadline
+from tensorbus.events import AnyRecorded
+from tensorbus.lifecycle import Directory, Touched, Verdict
+
+DROPPED_KEPT = 65_536
+"""How many of the newest dropped sequences are remembered for their authors."""
+
+Follower = Callable[[int, tuple[Touched, ...]], None]
+"""Called after a batch with the position and what it changed; must not block."""
+
+
+class LiveDirectory:
+    """Wraps the fold for one event loop. Not thread-safe; reads from other threads see a state between two facts.
+
+    Attributes:
+        state: The fold. Read it freely; only :meth:`apply` changes it.
+    """
+
+    def __init__(self, state: Directory) -> None:
+        self.state = state
+        self._verdicts: dict[int, str] = {}
+        self._waiters: list[tuple[int, int, asyncio.Future[None]]] = []
+        self._order = count()
+        self._followers: dict[int, Follower] = {}
+        self._arrived = 0
+
+    @property
+    def position(self) -> int:
+        """Everything up to this sequence of the log has been taken in."""
+        return max(self.state.seq, self._arrived)
+
+    def apply(self, batch: Iterable[AnyRecorded]) -> None:
+        """Take messages in, wake who waits, and tell the followers once."""
+        touched: dict[Touched, None] = {}
+        for recorded in batch:
+            verdict = self.state.apply(recorded)
+            if verdict.kept:
+                touched.update(dict.fromkeys(verdict.touched))
+            elif verdict.why:
+                self._note_drop(recorded.seq, verdict.why)
+        self._wake()
+        if touched:
+            changed = tuple(touched)
+            for follower in list(self._followers.values()):
+                follower(self.position, changed)
+
+    def advance(self, seq: int) -> None:
+        """The leader says that nothing of ours lies between here and ``seq``."""
+        self._arrived = max(self._arrived, seq)
+        self._wake()
+
+    def verdict(self, seq: int) -> Verdict:
+        """What the fold did with an applied sequence (a drop older than the last 65,536 drops is not known any more)."""
+        why = self._verdicts.get(seq)
+        return Verdict(True) if why is None else Verdict(False, why)
+
+    async def reached(self, seq: int, *, deadline: Deadline) -> None:
+        """Return once everything up to ``seq`` is taken in.
+
+        Raises:
+            DeadlineExceededError: If that takes longer.
+        """
+        if self.position >= seq:
+            return
+        waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        heapq.heappush(self._waiters, (seq, next(self._order), waiter))
+        async with deadline.scope():
+            await waiter
+
+    @contextmanager
+    def followed(self, follower: Follower) -> Iterator[None]:
+        """Call ``follower`` after each batch that changed something, as long as the context is open."""
+        token = next(self._order)
+        self._followers[token] = follower
+        try:
+            yield
+        finally:
+            del self._followers[token]
+
+    def _wake(self) -> None:
+        while self._waiters and self._waiters[0][0] <= self.position:
+            waiter = heapq.heappop(self._waiters)[2]
+            if not waiter.done():
+                waiter.set_result(None)
+
+    def _note_drop(self, seq: int, why: str) -> None:
+        self._verdicts[seq] = why
+        if len(self._verdicts) > DROPPED_KEPT:
+            del self._verdicts[next(iter(self._verdicts))]
