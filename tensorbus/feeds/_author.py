@@ -3,12 +3,22 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+import logging
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from typing import TypeVar
 
 from tensorbus.bus import Appended, append
 from tensorbus.clock import Deadline
-from tensorbus.errors import ConflictError, FencedError, TensorbusError, UnavailableError
+from tensorbus.errors import (
+    ConflictError,
+    DeadlineExceededError,
+    FencedError,
+    OutOfSpaceError,
+    TensorbusError,
+    UnavailableError,
+)
 from tensorbus.events import Event, Headers, aggregate_of
 from tensorbus.feeds._feed import DirectoryFeed
 from tensorbus.ids import EventId, IdSource, Incarnation, WorkerId, new_event_id
@@ -19,7 +29,21 @@ F = TypeVar("F")
 Rule = Callable[[Directory], Event | F]
 """Looks at the state and returns the fact to propose, or anything else: the answer that no fact is needed for."""
 
+log = logging.getLogger("tensorbus.feeds")
+
 LANE_WAITING_MAX = 4096
+LANE_TRY_S = 10.0
+LANE_RETRY_DELAY_S = 0.5
+
+
+@dataclass(slots=True)
+class _Saying:
+    """A fact that waits for its number."""
+
+    make: Callable[[int], Event]
+    principal: str
+    cause: str
+    said: asyncio.Future[tuple[int, Event]]
 
 
 class Author:
@@ -38,8 +62,7 @@ class Author:
         self.incarnation = incarnation
         self._ids = ids
         self._number = 0
-        self._lane = asyncio.Lock()
-        self._lane_waiting = 0
+        self._lane: asyncio.Queue[_Saying] = asyncio.Queue(LANE_WAITING_MAX)
 
     async def decide(
         self, rule: Rule[F], *, deadline: Deadline, principal: str = "", cause: str = ""
@@ -73,62 +96,72 @@ class Author:
     ) -> tuple[int, Event]:
         """Append a fact that only this author may write, under its next running number; one after the other.
 
+        A fact that is in the queue is said, even if the caller stops waiting: its number is taken.
+
         Args:
             make: Gets the running number and returns the fact.
 
         Raises:
             FencedError: If this incarnation's session is over.
             ConflictError: If the fold dropped the fact, e.g. because its artifact was destroyed meanwhile.
+            OutOfSpaceError: If 4,096 facts wait already; DeadlineExceededError: If it is not said in time.
         """
-        if self._lane_waiting >= LANE_WAITING_MAX:
-            raise UnavailableError(f"{self._lane_waiting} facts of worker {self.worker} wait for the bus already")
-        self._lane_waiting += 1
+        if self._lane.full():
+            raise OutOfSpaceError(f"{LANE_WAITING_MAX} facts of worker {self.worker} wait for the bus already")
+        said: asyncio.Future[tuple[int, Event]] = asyncio.get_running_loop().create_future()
+        self._lane.put_nowait(_Saying(make, principal, cause, said))
+        async with deadline.scope():
+            seq, fact = await said
+        await self.feed.reached(seq, deadline=deadline)
+        verdict = self.feed.live.verdict(seq)
+        if verdict.kept or verdict.why == "duplicate":  # a repeat beyond the bus's memory of ids: the first one counts
+            return seq, fact
+        self._raise_if_final(verdict.why, fact, seq)
+        what = f"{type(fact).__name__} did not count: {verdict.why}"
+        raise ConflictError(what, reason=verdict.why, position={"TB": seq})
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[Author]:
+        """Say what is queued for as long as the context is open; what is left then fails as fenced."""
+        task = asyncio.create_task(self._say_all(), name="author-lane")
         try:
-            async with self._lane:
-                self._check_sane(self.feed.live.state)
-                fact = make(self._number + 1)
-                headers = self._headers(principal, cause, expected=None)
-                # The number is taken once the bus was asked: after an unknown outcome it must not be used again.
-                outcome = await self._append_in_lane(fact, headers, deadline)
+            yield self
         finally:
-            self._lane_waiting -= 1
-        await self.feed.reached(outcome.seq, deadline=deadline)
-        verdict = self.feed.live.verdict(outcome.seq)
-        if not verdict.kept:
-            self._raise_if_final(verdict.why, fact, outcome.seq)
-            raise ConflictError(
-                f"{type(fact).__name__} did not count: {verdict.why}", reason=verdict.why, position={"TB": outcome.seq}
-            )
-        return outcome.seq, fact
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+            while not self._lane.empty():
+                self._fail(self._lane.get_nowait(), FencedError(f"worker {self.worker} is leaving", worker=self.worker))
 
-    async def _append_in_lane(self, fact: Event, headers: Headers, deadline: Deadline) -> Appended:
-        """Append and take the number; a caller that gives up does not leave the lane in doubt."""
-        work = asyncio.ensure_future(self._append_numbered(fact, headers, deadline))
-        try:
-            return await asyncio.shield(work)
-        except asyncio.CancelledError:
-            await asyncio.gather(work, return_exceptions=True)
-            raise
+    async def _say_all(self) -> None:
+        while True:
+            saying = await self._lane.get()
+            try:
+                outcome = await self._say_one(saying)
+            except TensorbusError as error:
+                self._fail(saying, error)
+                continue
+            if not saying.said.done():
+                saying.said.set_result(outcome)
 
-    async def _append_numbered(self, fact: Event, headers: Headers, deadline: Deadline) -> Appended:
-        try:
-            outcome = await append(self.feed.bus, fact, headers, deadline=deadline)
-        except TensorbusError:
-            await self._learn_number(headers.event_id)
-            raise
-        assert isinstance(outcome, Appended), "a fact of one author has no rival"
-        self._number += 1
-        return outcome
+    async def _say_one(self, saying: _Saying) -> tuple[int, Event]:
+        """Append under the next number until the outcome is known: its author may not go on without knowing."""
+        self._check_sane(self.feed.live.state)
+        fact = saying.make(self._number + 1)
+        headers = self._headers(saying.principal, saying.cause, expected=None)
+        while True:
+            try:
+                outcome = await append(self.feed.bus, fact, headers, deadline=Deadline(LANE_TRY_S))
+            except (UnavailableError, DeadlineExceededError, OutOfSpaceError) as error:
+                log.warning("fact waits for the bus: type=%s reason=%s", type(fact).__name__, error)
+                await asyncio.sleep(LANE_RETRY_DELAY_S)
+                continue
+            self._number += 1
+            return outcome.seq, fact
 
-    async def _learn_number(self, event_id: EventId) -> None:
-        """After a failed append the fact may be there all the same; then its number is taken.
-
-        The fold answers: the session's own running number, as soon as it is at the head of the log.
-        """
-        await asyncio.sleep(0)
-        session = self.feed.live.state.sessions.get(self.worker)
-        if session is not None and session.incarnation == self.incarnation:
-            self._number = max(self._number, session.number)
+    def _fail(self, saying: _Saying, error: TensorbusError) -> None:
+        if not saying.said.done():
+            saying.said.set_exception(error)
+            saying.said.exception()  # the caller may be gone
 
     def _headers(self, principal: str, cause: str, *, expected: int | None) -> Headers:
         return Headers(
