@@ -50,7 +50,7 @@ $(STAMP): pyproject.toml requirements/ci.txt
 	@touch $@
 
 demo: setup
-	@$(PY) examples/demo.py
+	@$(PY) -m examples.demo
 
 test: setup
 	@$(PY) -m pytest -n 2 -m "not soak" $(TEST_ARGS)
