@@ -1,8 +1,9 @@
-"""The vocabulary: element types, manifests, layouts. No I/O."""
+"""The vocabulary: element types, manifests, layouts, views. No I/O."""
 
 from tensorbus.model._dtypes import DTYPES, REFUSED, DType, dtype, is_dtype_name, itemsize
 from tensorbus.model._layout import ALIGN, Layout, plan_layout
 from tensorbus.model._manifest import EMPTY_DIGEST, Manifest, TensorSpec
+from tensorbus.model._views import TensorView, ViewSpec, view_id
 
 __all__ = [
     "ALIGN",
@@ -13,8 +14,11 @@ __all__ = [
     "Layout",
     "Manifest",
     "TensorSpec",
+    "TensorView",
+    "ViewSpec",
     "dtype",
     "is_dtype_name",
     "itemsize",
     "plan_layout",
+    "view_id",
 ]

@@ -116,7 +116,7 @@ class Manifest:
         return iter(self.tensors)
 
     def __contains__(self, name: object) -> bool:
-        return isinstance(name, str) and self._place(name) is not None
+        return self._place(name) is not None
 
     @cached_property
     def nbytes(self) -> int:
@@ -142,9 +142,9 @@ class Manifest:
         if place is None:
             some = ", ".join(repr(spec.name[:40]) for spec in self.tensors[:5])
             raise NotFoundError(
-                f"there is no tensor {name[:80]!r}; there are {len(self.tensors)}: {some}"
+                f"there is no tensor {name!r:.80}; there are {len(self.tensors)}: {some}"
                 f"{', …' if len(self.tensors) > 5 else ''}",
-                tensor=name[:1024],
+                tensor=str(name)[:1024],
             )
         return place
 
@@ -156,7 +156,9 @@ class Manifest:
         """
         return self.tensors[self.index(name)]
 
-    def _place(self, name: str) -> int | None:
+    def _place(self, name: object) -> int | None:
+        if not isinstance(name, str):
+            return None
         place = bisect_left(self.tensors, name, key=_name_of)
         return place if place < len(self.tensors) and self.tensors[place].name == name else None
 
