@@ -112,7 +112,7 @@ class Settings(BaseModel):
     home: Annotated[Path, AfterValidator(_absolute)] = Field(
         default_factory=lambda: Path(HOME_DEFAULT),
         validate_default=True,
-        description="Directory of sockets, bus, store and pid files; two homes never meet.",
+        description=f"Directory of sockets, bus, store and pid files; two homes never meet (default: {HOME_DEFAULT}).",
     )
     host_id: Label = Field(
         default_factory=machine_host_id,
