@@ -114,8 +114,8 @@ def events_page() -> str:
     intro = (
         f"# Facts\n\n{MADE.format(source='`tensorbus/events`')}\nSchema version {SCHEMA_VERSION}. {told}\n\n"
         f"A fact is JSON of at most {FACT_BYTES_MAX // 1024} KiB on `tb.ev.<kind>.<id>.<author>`; `<id>` is a hash of\n"
-        "tenant and name ([ids](spec/ids.md)). A *contested* kind has several authors: each append names the last sequence\n"
-        "that its author knew, and only one of two wins.\n\n"
+        "tenant and name ([ids](spec/ids.md)). A *contested* kind has several authors: each append names the last\n"
+        "sequence that its author knew, and only one of two wins.\n\n"
     )
     body = "".join(event_section(cls) for cls in EVENT_TYPES)
     shared = "".join(part_section(part) for part in used)
@@ -132,8 +132,8 @@ def settings_page() -> str:
         rows.append((f"`{name}`", f"`{ENV_PREFIX}{name.upper()}`", default, field.description or ""))
     return (
         f"# Settings\n\n{MADE.format(source='`tensorbus/config.py`')}\n"
-        "A flag wins over the environment, that over the file, that over the default; `tensorbus config` shows the values\n"
-        "in force and where each came from. The file is TOML: `$TENSORBUS_CONFIG`, or `config.toml` in the home.\n\n"
+        "A flag wins over the environment, that over the file, that over the default; `tensorbus config` shows the\n"
+        "values in force and where each came from. The file is TOML: `$TENSORBUS_CONFIG`, or `config.toml` in the home.\n\n"
         + table(("name", "environment", "default", "meaning"), rows)
     )
 
