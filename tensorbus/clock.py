@@ -49,8 +49,16 @@ class LoopClock:
         return 1_700_000_000 * NS_PER_S + self.now_ns()
 
 
+def _monotonic_s() -> float:
+    """The running loop's time, virtual under the simulator; elsewhere the clock that asyncio's loops read too."""
+    try:
+        return asyncio.get_running_loop().time()
+    except RuntimeError:
+        return time.monotonic()
+
+
 class Deadline:
-    """A budget of time that is handed down a call chain, never restarted.
+    """A budget of time that is handed down a call chain, never restarted. Counted in the running loop's time.
 
     Args:
         seconds: What is left; ``None`` means no limit.
@@ -61,23 +69,22 @@ class Deadline:
 
     def __init__(self, seconds: float | None, *, what: str = "the call") -> None:
         self._seconds = seconds
-        self._ends = None if seconds is None else time.monotonic() + seconds
+        self._ends = None if seconds is None else _monotonic_s() + seconds
         self.what = what
 
     def left(self) -> float | None:
         """Seconds left (never negative), or ``None`` without a limit."""
-        return None if self._ends is None else max(0.0, self._ends - time.monotonic())
+        return None if self._ends is None else max(0.0, self._ends - _monotonic_s())
 
     def error(self) -> DeadlineExceededError:
-        return DeadlineExceededError(
-            f"{self.what} did not finish within {self._seconds} s", timeout_s=self._seconds
-        )
+        return DeadlineExceededError(f"{self.what} did not finish within {self._seconds} s", timeout_s=self._seconds)
 
     @asynccontextmanager
     async def scope(self) -> AsyncIterator[None]:
         """Run the body within what is left; on expiry raise :class:`DeadlineExceededError`."""
+        timer = asyncio.timeout(self.left())
         try:
-            async with asyncio.timeout(self.left()) as timer:
+            async with timer:
                 yield
         except TimeoutError as exc:
             if timer.expired():

@@ -2,13 +2,50 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Mapping
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from typing import Protocol
 
 from tensorbus.clock import Deadline
+from tensorbus.errors import ConflictError
 from tensorbus.events import Subjects
+
+MIB = 1 << 20
+
+
+class WrongSequenceError(ConflictError):
+    """The expected last sequence does not hold. It may have been our own earlier attempt: :func:`append` looks.
+
+    Attributes:
+        seq: The last sequence of the filter now, 0 if it has no message.
+    """
+
+    def __init__(self, subject: str, *, seq: int, expected: int | None = None) -> None:
+        super().__init__(
+            f"the last sequence before {subject} is {seq}, not {expected}", subject=subject, seq=seq, expected=expected
+        )
+        self.seq = seq
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StreamLimits:
+    """How large the streams may grow; they refuse new messages beyond.
+
+    Attributes:
+        log_bytes_max: Size of the log on disk.
+        live_bytes_max: Size of the heartbeats in memory.
+        message_bytes_max: Size of one message with its headers.
+        dedup_s: Seconds for which the server remembers a message id.
+        replicas: Servers that keep a copy.
+    """
+
+    log_bytes_max: int = 16 * 1024 * MIB
+    live_bytes_max: int = 64 * MIB
+    message_bytes_max: int = 1 * MIB
+    dedup_s: int = 120
+    replicas: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,11 +86,32 @@ class Heartbeat:
 class Reader(Protocol):
     """A checkpointed reading of one filter, in order, without gaps and without acknowledgements."""
 
-    position: int
-    """Sequence of the last message handed out, or of the start."""
+    @property
+    def position(self) -> int:
+        """Sequence of the last message handed out, or of the start."""
+        ...
+
+    @property
+    def caught_up(self) -> asyncio.Event:
+        """Set once everything that the filter had when the reading was opened has been handed out."""
+        ...
+
+    async def reached(self, seq: int, *, deadline: Deadline) -> None:
+        """Wait until no message of the filter at or before ``seq`` is still to come.
+
+        Somebody must iterate meanwhile, unless there is nothing to wait for.
+
+        Raises:
+            DeadlineExceededError: If the deadline passed first.
+        """
+        ...
 
     def __aiter__(self) -> AsyncIterator[list[Message]]:
-        """Batches, each non-empty and in order. Survives reconnects, failovers and server restarts by itself."""
+        """Batches, each non-empty and in order. Survives reconnects, failovers and server restarts by itself.
+
+        Raises:
+            UnavailableError: If the bus was closed; DeniedError: If the server refuses the reading.
+        """
         ...
 
 
@@ -66,12 +124,15 @@ class Bus(Protocol):
     async def publish(self, subject: str, data: bytes, *, headers: Mapping[str, str], deadline: Deadline) -> int:
         """Store a message once and return its sequence (the first one's for a repeated ``Nats-Msg-Id``).
 
+        Repeats itself within the deadline while the outcome is unknown, so the headers need a ``Nats-Msg-Id``.
+
         Raises:
-            WrongSequenceError: If the expected last sequence does not hold.
-            UnavailableError: If it is known that nothing was stored, or the bus cannot be reached.
+            WrongSequenceError: If the expected last sequence does not hold (perhaps because an attempt of ours did it).
+            UnavailableError: If it is known that nothing was stored, because the bus or its stream is not there.
             DeadlineExceededError: If the outcome is unknown within the deadline.
             OutOfSpaceError: If the stream or disk is full, or too many appends wait on this connection.
             DeniedError: If the server refuses the subject.
+            InvalidArgumentError: If the message is too large or has no ``Nats-Msg-Id``.
         """
         ...
 
@@ -101,6 +162,10 @@ class Bus(Protocol):
 
     def watch_live(self) -> AbstractAsyncContextManager[AsyncIterator[Heartbeat]]:
         """The live stream's present values, then each change, for as long as the context is open."""
+        ...
+
+    async def provision(self, *, remembered_seq: int, limits: StreamLimits, deadline: Deadline) -> None:
+        """See :func:`tensorbus.bus.provision`."""
         ...
 
     async def close(self) -> None: ...

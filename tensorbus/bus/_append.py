@@ -1,0 +1,76 @@
+"""The one function that puts a fact on the log.
+
+A contested aggregate is compared and appended on its fence, always the same filter string; what only one author writes
+is told apart by its event id. After an unknown outcome the log itself says whether the fact is there.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Final
+
+from tensorbus.bus._port import Appended, Bus, Conflict, WrongSequenceError
+from tensorbus.clock import Deadline
+from tensorbus.errors import InvalidArgumentError
+from tensorbus.events import MSG_ID, Event, Headers, aggregate_of, encode, headers_to_wire
+
+LOOK_AGAIN_S: Final = 0.02
+
+
+async def append(bus: Bus, event: Event, headers: Headers, *, deadline: Deadline) -> Appended | Conflict:
+    """Propose a fact. Its fold at the returned sequence decides whether it holds.
+
+    Args:
+        event: The fact; its kind and identity choose the subject.
+        headers: ``event_id`` makes a repetition harmless. ``expected`` is the sequence of the last message of the
+            aggregate that the author knows (0: none) where several authors may write, and ``None`` where only one does.
+        deadline: Until when to try; a paused or restarting bus is waited for.
+
+    Returns:
+        ``Appended`` also if an earlier attempt of the same event id did it; ``Conflict`` if somebody else was first.
+
+    Raises:
+        InvalidArgumentError: If ``expected`` is missing or out of place, or the fact is too large.
+        DeadlineExceededError: If the outcome is unknown; repeating with the same event id is safe.
+        UnavailableError: If nothing was appended, because the bus is not there.
+        OutOfSpaceError: If the log is full or too many appends wait.
+        DeniedError: If the server refuses the subject.
+    """
+    about = aggregate_of(event)
+    if about.contested != (headers.expected is not None):
+        raise InvalidArgumentError(
+            f"a {event.type} is {'' if about.contested else 'not '}compared and appended: "
+            f"`expected` must be {'given' if about.contested else 'None'}",
+            type=event.type,
+        )
+    subject = bus.subjects.fact(about, headers.author)
+    fence = bus.subjects.fence(about) if about.contested else None
+    wire = headers_to_wire(headers, type_name=event.type, fence=fence)
+    body = encode(event)
+    while True:
+        try:
+            return Appended(await bus.publish(subject, body, headers=wire, deadline=deadline))
+        except WrongSequenceError as exc:
+            if fence is None or headers.expected is None:
+                raise
+            outcome = await _who_was_first(bus, fence, headers.event_id, headers.expected, exc.seq, deadline)
+            if outcome is not None:
+                return outcome
+        async with deadline.scope():
+            await asyncio.sleep(LOOK_AGAIN_S)
+
+
+async def _who_was_first(
+    bus: Bus, fence: str, event_id: str, expected: int, said: int, deadline: Deadline
+) -> Appended | Conflict | None:
+    """What a refusal means: an earlier attempt of our own (one server says so by *wrong sequence*), or another's fact.
+
+    ``None`` if the leader that answers now does not have what the refusal spoke of.
+    """
+    first = await bus.first_from(fence, expected + 1, deadline=deadline)
+    if first is None:
+        return Conflict(said) if said < expected else None
+    if first.headers.get(MSG_ID) == event_id:
+        return Appended(first.seq)
+    last = await bus.last_on(fence, deadline=deadline)
+    return Conflict(first.seq if last is None else max(last.seq, first.seq))

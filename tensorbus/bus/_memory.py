@@ -1,0 +1,406 @@
+"""The bus in memory: what a NATS server with JetStream does, as far as the rest of the system can tell.
+
+No threads and no time but the running loop's, so that a simulator's virtual time drives it. Faults are asked of hooks.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import dataclass
+from typing import Any, Final, TypeVar
+
+from tensorbus.bus._beats import MARKER, MARKER_TTL_S, TTL, Heartbeats
+from tensorbus.bus._memory_stream import MemoryStream, Refused
+from tensorbus.bus._port import Heartbeat, Message, Reader, StreamLimits, WrongSequenceError
+from tensorbus.bus._position import Position
+from tensorbus.clock import Clock, Deadline, LoopClock
+from tensorbus.errors import DeniedError, InvalidArgumentError, OutOfSpaceError, UnavailableError
+from tensorbus.events import MSG_ID, Subjects
+
+RESEND_S: Final = 2.0
+BATCH_MAX: Final = 512
+BACKLOG_MAX: Final = 1 << 20
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fault:
+    """What happens to one request on its way.
+
+    Attributes:
+        delay_s: Seconds until the server has it.
+        lose_request: The server never has it.
+        lose_reply: The server acts on it and nobody hears.
+        repeat: The server has it twice.
+        refuse: The server denies it.
+    """
+
+    delay_s: float = 0.0
+    lose_request: bool = False
+    lose_reply: bool = False
+    repeat: bool = False
+    refuse: bool = False
+
+
+NO_FAULT: Final = Fault()
+
+
+class MemoryCluster:
+    """The state that buses share: a log, a live stream, and the switches of a test.
+
+    Args:
+        subjects: The subjects' prefix.
+        clock: Gives stored messages their time.
+        first_seq: The log's first sequence.
+        replicated: Answer a repeated message id before comparing sequences, as three servers do; one compares first.
+    """
+
+    def __init__(
+        self,
+        subjects: Subjects | None = None,
+        *,
+        clock: Clock | None = None,
+        first_seq: int = 1_700_000_000_000_000,
+        replicated: bool = False,
+    ) -> None:
+        self.subjects = subjects or Subjects()
+        self.replicated = replicated
+        self.on_publish: Callable[[str, Mapping[str, str]], Fault] | None = None
+        """Asked for every publish and heartbeat."""
+        self.on_deliver: Callable[[Message], float] | None = None
+        """Seconds by which a batch that begins with a message reaches a reader later."""
+        self.readers: dict[MemoryReader, None] = {}
+        self._clock = clock or LoopClock()
+        self._limits = StreamLimits()
+        self._paused = False
+        self._backlog: list[Callable[[], None]] = []
+        self._first_seq = first_seq
+        self.log = self._stream(self.subjects.log_stream, first_seq)
+        self.live: MemoryStream | None = None
+
+    @property
+    def paused(self) -> bool:
+        return self._paused
+
+    def pause(self) -> None:
+        """Stop the server as SIGSTOP does: requests wait in its sockets, and are acted on afterwards."""
+        self._paused = True
+
+    def resume(self) -> None:
+        self._paused = False
+        backlog, self._backlog = self._backlog, []
+        for action in backlog:
+            self.submit(action)
+        self.wake()
+
+    def restart(self) -> None:
+        """Lose what a single server keeps in memory only: the live stream."""
+        if self.live is not None:
+            self._first_seq = max(self._first_seq, self.live.last_seq + 1)
+        self.live = None
+        self.wake()
+
+    def limit(self, limits: StreamLimits) -> None:
+        self._limits = limits
+        self.log.limits = limits
+
+    def submit(self, action: Callable[[], None]) -> None:
+        """Let the server act, now or when it goes on."""
+        if not self._paused:
+            action()
+        elif len(self._backlog) < BACKLOG_MAX:
+            self._backlog.append(action)
+
+    def store(self, subject: str, data: bytes, headers: Mapping[str, str]) -> int:
+        """Act on a publish as the stream of its subject does."""
+        if self.log.takes(subject):
+            seq = self.log.store(subject, data, headers)
+        elif self.live is not None and self.live.takes(subject):
+            seq = self.live.store(subject, data, headers)
+            self._expire_later(self.live, subject, seq, float(headers[TTL].rstrip("s")))
+        else:
+            raise Refused(UnavailableError(f"there is no stream for {subject}"))
+        self.wake()
+        return seq
+
+    def ensure_live(self) -> MemoryStream:
+        if self.live is None:
+            self.live = self._stream(self.subjects.live_stream, self._first_seq)
+            self.live.keeps_last_only = True
+        return self.live
+
+    def wake(self) -> None:
+        for reader in self.readers:
+            reader.wake()
+
+    def _stream(self, name: str, first_seq: int) -> MemoryStream:
+        return MemoryStream(
+            self.subjects.streams[name],
+            first_seq=first_seq,
+            wall_ns=self._clock.wall_ns,
+            limits=self._limits,
+            replicated=self.replicated,
+        )
+
+    def _expire_later(self, live: MemoryStream, subject: str, seq: int, ttl_s: float) -> None:
+        loop = asyncio.get_running_loop()
+
+        def expire() -> None:
+            if self.live is live and live.remove(seq):
+                marker = live.store(subject, b"", {MARKER: "MaxAge", TTL: f"{MARKER_TTL_S}s"})
+                loop.call_later(MARKER_TTL_S, lambda: self.submit(lambda: _drop(live, marker)))
+                self.wake()
+
+        loop.call_later(ttl_s, lambda: self.submit(expire))
+
+
+def _drop(live: MemoryStream, seq: int) -> None:
+    live.remove(seq)
+
+
+class MemoryReader(Position):
+    """See :class:`tensorbus.bus.Reader`. Use it as an async context manager."""
+
+    def __init__(self, bus: MemoryBus, *, filter_subject: str, after: int, live: bool) -> None:
+        super().__init__(bus, filter_subject, after=after)
+        self._bus = bus
+        self._live = live
+        self._wake = asyncio.Event()
+        self._closed = False
+        self._catch_up_to: int | None = None
+
+    async def __aenter__(self) -> MemoryReader:
+        self._bus.cluster.readers[self] = None
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        self._closed = True
+        self._bus.cluster.readers.pop(self, None)
+        self.wake()
+
+    def wake(self) -> None:
+        self._wake.set()
+
+    def __aiter__(self) -> AsyncIterator[list[Message]]:
+        return self
+
+    async def __anext__(self) -> list[Message]:
+        while True:
+            await asyncio.sleep(0)
+            if self._closed:
+                raise StopAsyncIteration
+            if self._bus.closed:
+                raise UnavailableError("the bus is closed")
+            batch = [] if self._bus.cut_off else self._look()
+            if batch:
+                if self._bus.cluster.on_deliver is not None:
+                    await asyncio.sleep(self._bus.cluster.on_deliver(batch[0]))
+                self._hand_out(batch)
+                return batch
+            self._wake.clear()
+            await self._wake.wait()
+
+    def _look(self) -> list[Message]:
+        cluster = self._bus.cluster
+        stream = cluster.ensure_live() if self._live else cluster.log
+        if self._catch_up_to is None:
+            last = stream.last_on(self._filter)
+            self._catch_up_to = 0 if last is None else last.seq
+            self._check_caught_up()
+        return stream.after(self._position, self._filter, count_max=BATCH_MAX)
+
+    def _hand_out(self, batch: list[Message]) -> None:
+        self._advance(batch[-1].seq)
+        self._check_caught_up()
+
+    def _check_caught_up(self) -> None:
+        if self._catch_up_to is not None and self._position >= self._catch_up_to:
+            self._caught_up.set()
+
+
+class MemoryBus:
+    """See :class:`tensorbus.bus.Bus`. One connection to a :class:`MemoryCluster`.
+
+    Args:
+        pending_max: Appends that may wait for their acknowledgement; further ones fail with OutOfSpaceError.
+    """
+
+    def __init__(self, cluster: MemoryCluster, *, pending_max: int = 1024) -> None:
+        self.cluster = cluster
+        self.closed = False
+        self._pending_max = pending_max
+        self._pending = 0
+        self._up = asyncio.Event()
+        self._up.set()
+        self._waiting: dict[asyncio.Future[Any], None] = {}
+        self._beats = 0
+
+    @property
+    def subjects(self) -> Subjects:
+        return self.cluster.subjects
+
+    @property
+    def connected(self) -> bool:
+        return not self.closed and self._up.is_set()
+
+    @property
+    def cut_off(self) -> bool:
+        """Whether nothing reaches this connection now."""
+        return self.cluster.paused or not self._up.is_set()
+
+    def disconnect(self) -> None:
+        """Cut the connection: answers under way are lost, what follows waits for :meth:`reconnect`."""
+        self._up.clear()
+        self._lose_answers()
+
+    def reconnect(self) -> None:
+        self._up.set()
+        self.cluster.wake()
+
+    async def provision(self, *, remembered_seq: int, limits: StreamLimits, deadline: Deadline) -> None:
+        del remembered_seq, deadline
+        self.cluster.limit(limits)
+        self.cluster.ensure_live()
+
+    async def publish(self, subject: str, data: bytes, *, headers: Mapping[str, str], deadline: Deadline) -> int:
+        if MSG_ID not in headers:
+            raise InvalidArgumentError(f"a publish to {subject} needs a {MSG_ID} header, so that it can be repeated")
+        if self._pending >= self._pending_max:
+            raise OutOfSpaceError(
+                f"{self._pending} appends wait for the bus, more are refused", limit=self._pending_max
+            )
+        self._pending += 1
+        try:
+            return await self._request(lambda: self.cluster.store(subject, data, headers), deadline, subject, headers)
+        except Refused as exc:
+            raise exc.error from None
+        finally:
+            self._pending -= 1
+
+    async def get(self, seq: int, *, deadline: Deadline) -> Message | None:
+        return await self._request(lambda: self.cluster.log.get(seq), deadline)
+
+    async def first_from(self, filter_subject: str, seq: int, *, deadline: Deadline) -> Message | None:
+        def look() -> Message | None:
+            found = self.cluster.log.after(seq - 1, filter_subject, count_max=1)
+            return found[0] if found else None
+
+        return await self._request(look, deadline)
+
+    async def last_on(self, filter_subject: str, *, deadline: Deadline) -> Message | None:
+        return await self._request(lambda: self.cluster.log.last_on(filter_subject), deadline)
+
+    async def last_seq(self, *, deadline: Deadline) -> int:
+        return await self._request(lambda: self.cluster.log.last_seq, deadline)
+
+    def read(self, filter_subject: str, *, after: int) -> AbstractAsyncContextManager[Reader]:
+        return MemoryReader(self, filter_subject=filter_subject, after=after, live=False)
+
+    async def beat(self, subject: str, *, ttl_s: int, deadline: Deadline) -> int:
+        if ttl_s < 1:
+            raise InvalidArgumentError(f"a heartbeat's time to live is whole seconds, not {ttl_s}")
+        self._beats += 1
+        headers = {TTL: f"{ttl_s}s", MSG_ID: f"beat-{id(self)}-{self._beats}"}
+
+        def store() -> int:
+            self.cluster.ensure_live()
+            return self.cluster.store(subject, b"", headers)
+
+        try:
+            return await self._request(store, deadline, subject, headers)
+        except Refused as exc:
+            raise exc.error from None
+
+    @asynccontextmanager
+    async def watch_live(self) -> AsyncIterator[AsyncIterator[Heartbeat]]:
+        async with MemoryReader(self, filter_subject=self.subjects.live_all, after=0, live=True) as reader:
+            yield Heartbeats(reader, self.subjects, lambda _seq: None)
+
+    async def close(self) -> None:
+        self.closed = True
+        self._up.set()
+        self._lose_answers()
+        self.cluster.wake()
+
+    def _lose_answers(self) -> None:
+        for waiting in self._waiting:
+            if not waiting.done():
+                waiting.set_exception(_NoAnswer())
+
+    async def _request(
+        self, action: Callable[[], T], deadline: Deadline, subject: str = "", headers: Mapping[str, str] | None = None
+    ) -> T:
+        """Ask the server until it answers, as a connection that comes back by itself does."""
+        sent = False
+        while True:
+            await self._connected(deadline, sent=sent)
+            fault = NO_FAULT
+            if headers is not None and self.cluster.on_publish is not None:
+                fault = self.cluster.on_publish(subject, headers)
+            if fault.refuse:
+                raise DeniedError(f"the server refuses {subject}", subject=subject)
+            sent = True
+            try:
+                return await self._attempt(action, fault, deadline)
+            except _NoAnswer:
+                if deadline.left() == 0.0:
+                    raise deadline.error() from None
+
+    async def _connected(self, deadline: Deadline, *, sent: bool) -> None:
+        await asyncio.sleep(0)
+        if self.closed:
+            raise UnavailableError("the bus is closed")
+        try:
+            async with deadline.scope():
+                await self._up.wait()
+        except TimeoutError as exc:
+            if sent:
+                raise
+            raise UnavailableError("the bus is not connected") from exc
+        if self.closed:
+            raise UnavailableError("the bus is closed")
+
+    async def _attempt(self, action: Callable[[], T], fault: Fault, deadline: Deadline) -> T:
+        loop = asyncio.get_running_loop()
+        answer: asyncio.Future[T] = loop.create_future()
+
+        def act() -> None:
+            outcome = _outcome(action)
+            if fault.repeat:
+                _outcome(action)
+            if not fault.lose_reply and not answer.done():
+                outcome(answer)
+
+        if not fault.lose_request:
+            if fault.delay_s > 0:
+                loop.call_later(fault.delay_s, lambda: self.cluster.submit(act))
+            else:
+                self.cluster.submit(act)
+        left = deadline.left()
+        timer = loop.call_later(RESEND_S if left is None else min(left, RESEND_S), _give_up, answer)
+        self._waiting[answer] = None
+        try:
+            return await answer
+        finally:
+            timer.cancel()
+            del self._waiting[answer]
+
+
+class _NoAnswer(Exception):
+    """Nobody answered in time, or the connection was lost."""
+
+
+def _give_up(answer: asyncio.Future[Any]) -> None:
+    if not answer.done():
+        answer.set_exception(_NoAnswer())
+
+
+def _outcome(action: Callable[[], T]) -> Callable[[asyncio.Future[T]], None]:
+    try:
+        result = action()
+    except (Refused, WrongSequenceError) as exc:
+        error = exc
+        return lambda answer: answer.set_exception(error)
+    return lambda answer: answer.set_result(result)

@@ -1,0 +1,208 @@
+"""The bus over a NATS server with JetStream."""
+
+from __future__ import annotations
+
+import base64
+import itertools
+import re
+from collections.abc import AsyncIterator, Mapping
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from datetime import datetime
+from typing import Any, Final
+
+from tensorbus.bus._beats import TTL, Heartbeats
+from tensorbus.bus._link import Link
+from tensorbus.bus._port import Heartbeat, Message, Reader, StreamLimits
+from tensorbus.bus._reader import NatsReader
+from tensorbus.bus._requests import NoStreamError, Requests
+from tensorbus.bus._streams import ensure_live, ensure_log
+from tensorbus.clock import Clock, Deadline, SystemClock
+from tensorbus.errors import CorruptError, InvalidArgumentError, NotFoundError
+from tensorbus.events import MSG_ID, Subjects
+from tensorbus.ids import IdSource, SystemIds
+
+CONNECT_S: Final = 10.0
+RECREATE_S: Final = 5.0
+_TIME = re.compile(r"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)(?:\.(\d{1,9}))?Z")
+
+
+class NatsBus:
+    """See :class:`tensorbus.bus.Bus`. Made by :meth:`connect`; belongs to the event loop that made it."""
+
+    def __init__(self, link: Link, *, subjects: Subjects, clock: Clock, ids: IdSource, pending_max: int) -> None:
+        self._link = link
+        self._requests = Requests(link, appends_max=pending_max)
+        self._subjects = subjects
+        self._clock = clock
+        self._beat_ids = (f"{stem}-{n}" for stem in [ids.hex(8)] for n in itertools.count())
+        self._limits = StreamLimits()
+        self._live_seq = 0
+
+    @classmethod
+    async def connect(
+        cls,
+        url: str,
+        *,
+        subjects: Subjects | None = None,
+        creds: str | None = None,
+        name: str = "tensorbus",
+        pending_max: int = 1024,
+        deadline: Deadline | None = None,
+        clock: Clock | None = None,
+        ids: IdSource | None = None,
+    ) -> NatsBus:
+        """Connect to a server, and stay connected until :meth:`close`.
+
+        Args:
+            url: One or more NATS URLs, separated by commas.
+            subjects: The subjects' prefix; ``tb`` when ``None``.
+            creds: Path of a NATS credentials file.
+            name: How the server calls this connection.
+            pending_max: Appends that may wait for their acknowledgement; further ones fail with OutOfSpaceError.
+            deadline: For the first connection; 10 s when ``None``.
+
+        Raises:
+            UnavailableError: If no server answers; DeniedError: If it refuses the credentials.
+            InvalidArgumentError: If it is older than 2.14, or URL or credentials cannot be used.
+        """
+        link = Link(url, creds=creds, name=name)
+        await link.open(deadline or Deadline(CONNECT_S, what="connecting to NATS"))
+        return cls(
+            link,
+            subjects=subjects or Subjects(),
+            clock=clock or SystemClock(),
+            ids=ids or SystemIds(),
+            pending_max=pending_max,
+        )
+
+    @property
+    def subjects(self) -> Subjects:
+        return self._subjects
+
+    @property
+    def connected(self) -> bool:
+        """Whether the connection is up right now."""
+        return self._link.up
+
+    async def provision(self, *, remembered_seq: int, limits: StreamLimits, deadline: Deadline) -> None:
+        self._limits = limits
+        await ensure_log(
+            self._requests,
+            self._subjects,
+            limits,
+            clock=self._clock,
+            remembered_seq=remembered_seq,
+            deadline=deadline,
+        )
+        await self._ensure_live(deadline)
+
+    async def publish(self, subject: str, data: bytes, *, headers: Mapping[str, str], deadline: Deadline) -> int:
+        stream = self._subjects.log_stream
+        return await self._requests.append(subject, data, headers=headers, stream=stream, deadline=deadline)
+
+    async def get(self, seq: int, *, deadline: Deadline) -> Message | None:
+        return await self._message({"seq": seq}, deadline) if seq > 0 else None
+
+    async def first_from(self, filter_subject: str, seq: int, *, deadline: Deadline) -> Message | None:
+        return await self._message({"seq": max(seq, 1), "next_by_subj": filter_subject}, deadline)
+
+    async def last_on(self, filter_subject: str, *, deadline: Deadline) -> Message | None:
+        return await self._message({"last_by_subj": filter_subject}, deadline)
+
+    async def last_seq(self, *, deadline: Deadline) -> int:
+        info = await self._requests.api(f"STREAM.INFO.{self._subjects.log_stream}", deadline=deadline)
+        return int(info["state"]["last_seq"])
+
+    def read(self, filter_subject: str, *, after: int) -> AbstractAsyncContextManager[Reader]:
+        return NatsReader(
+            self._requests, leader=self, stream=self._subjects.log_stream, filter_subject=filter_subject, after=after
+        )
+
+    async def beat(self, subject: str, *, ttl_s: int, deadline: Deadline) -> int:
+        if ttl_s < 1:
+            raise InvalidArgumentError(f"a heartbeat's time to live is whole seconds, not {ttl_s}")
+        headers = {TTL: f"{ttl_s}s", MSG_ID: next(self._beat_ids)}
+        stream = self._subjects.live_stream
+        while True:
+            try:
+                seq = await self._requests.append(subject, b"", headers=headers, stream=stream, deadline=deadline)
+            except NoStreamError:
+                await self._ensure_live(deadline)
+            else:
+                self._note_live(seq)
+                return seq
+
+    @asynccontextmanager
+    async def watch_live(self) -> AsyncIterator[AsyncIterator[Heartbeat]]:
+        async def create() -> None:
+            await self._ensure_live(Deadline(RECREATE_S, what="making the stream of heartbeats anew"))
+
+        # One message per subject: all that is there, in order, is the present values.
+        reader = NatsReader(
+            self._requests,
+            leader=self,
+            stream=self._subjects.live_stream,
+            filter_subject=self._subjects.live_all,
+            after=0,
+            create_stream=create,
+        )
+        async with reader:
+            yield Heartbeats(reader, self._subjects, self._note_live)
+
+    async def close(self) -> None:
+        await self._link.close()
+
+    def _note_live(self, seq: int) -> None:
+        self._live_seq = max(self._live_seq, seq)
+
+    async def _ensure_live(self, deadline: Deadline) -> None:
+        await ensure_live(
+            self._requests,
+            self._subjects,
+            self._limits,
+            clock=self._clock,
+            remembered_seq=self._live_seq,
+            deadline=deadline,
+        )
+
+    async def _message(self, question: dict[str, Any], deadline: Deadline) -> Message | None:
+        verb = f"STREAM.MSG.GET.{self._subjects.log_stream}"
+        try:
+            answer = await self._requests.api(verb, question, deadline=deadline)
+        except NotFoundError:
+            return None
+        return parse_stored(answer["message"])
+
+
+def parse_stored(stored: Mapping[str, Any]) -> Message:
+    """A message as the leader gives it, headers and data in base64.
+
+    Raises:
+        CorruptError: If it cannot be read.
+    """
+    try:
+        return Message(
+            int(stored["seq"]),
+            parse_time(stored["time"]),
+            stored["subject"],
+            parse_headers(base64.b64decode(stored.get("hdrs", ""))),
+            base64.b64decode(stored.get("data", "")),
+        )
+    except (KeyError, ValueError) as exc:
+        raise CorruptError(f"the bus gave a message that cannot be read: {exc}") from exc
+
+
+def parse_time(text: str) -> int:
+    """Nanoseconds since the epoch of an RFC 3339 time in UTC; the standard library cuts at microseconds."""
+    found = _TIME.fullmatch(text)
+    if found is None:
+        raise ValueError(f"{text!r} is no UTC time")
+    seconds = int(datetime.fromisoformat(found[1] + "+00:00").timestamp())
+    return seconds * 1_000_000_000 + int((found[2] or "").ljust(9, "0"))
+
+
+def parse_headers(raw: bytes) -> dict[str, str]:
+    """The headers of a block that begins with ``NATS/1.0``."""
+    lines = raw.decode("utf-8").split("\r\n")[1:]
+    pairs = (line.partition(":") for line in lines if line)
+    return {name.strip(): value.strip() for name, _, value in pairs}
