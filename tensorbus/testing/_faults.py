@@ -1,0 +1,318 @@
+"""A node's way to the bus, with faults on it, and the waves of faults that come over a world."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import aclosing, asynccontextmanager, contextmanager
+from typing import Any, Generic, TypeVar
+
+from tensorbus.bus import Bus, Heartbeat, Message, Reader, StreamLimits
+from tensorbus.bus._position import Position
+from tensorbus.clock import Deadline
+from tensorbus.errors import TensorbusError, UnavailableError
+from tensorbus.events import MSG_ID, Subjects
+from tensorbus.testing._fault_plan import Wave
+from tensorbus.testing._world import BUS, Node, World
+
+T = TypeVar("T")
+
+INBOX_ITEMS_MAX = 64
+ATTEMPT_S = 2.0
+"""After this long without an answer a request is sent again, as the real bus does within the caller's deadline."""
+REQUEST_S = 30.0
+"""How long a request without a deadline of its own waits for an answer that may never come."""
+
+
+class SimBus:
+    """The bus as one life of one node sees it: through a network that delays, loses, repeats and is cut.
+
+    What the bus does, it does as the world's node ``"bus"``: a caller that crashes or is paused in between does not
+    hold it up, and a request on its way arrives although its caller is gone. Make one for each life.
+
+    Args:
+        node: Whose connection this is.
+        inner: The bus that all nodes share, such as ``MemoryBus``.
+    """
+
+    def __init__(self, node: Node, inner: Bus) -> None:
+        self._node = node
+        self._world = node.world
+        self._server = node.world.node(BUS)
+        self._inner = inner
+        self._rng = node.world.rng(f"net/{node.name}/{node.life.number}")
+        self._closed = False
+        self._inboxes: dict[_Inbox[Any], None] = {}
+
+    @property
+    def subjects(self) -> Subjects:
+        return self._inner.subjects
+
+    async def publish(self, subject: str, data: bytes, *, headers: Mapping[str, str], deadline: Deadline) -> int:
+        """As the port says. The message may arrive twice if it has a message id, and late if its caller gave up."""
+
+        def store() -> Awaitable[int]:
+            return self._inner.publish(subject, data, headers=headers, deadline=Deadline(REQUEST_S))
+
+        if MSG_ID in headers and self._chance(self._world.plan.duplicate, "duplicate"):
+            self._exchange(store, reply=None)
+        return await self._ask(store, deadline)
+
+    async def get(self, seq: int, *, deadline: Deadline) -> Message | None:
+        return await self._ask(lambda: self._inner.get(seq, deadline=Deadline(REQUEST_S)), deadline)
+
+    async def first_from(self, filter_subject: str, seq: int, *, deadline: Deadline) -> Message | None:
+        return await self._ask(
+            lambda: self._inner.first_from(filter_subject, seq, deadline=Deadline(REQUEST_S)), deadline
+        )
+
+    async def last_on(self, filter_subject: str, *, deadline: Deadline) -> Message | None:
+        return await self._ask(lambda: self._inner.last_on(filter_subject, deadline=Deadline(REQUEST_S)), deadline)
+
+    async def last_seq(self, *, deadline: Deadline) -> int:
+        return await self._ask(lambda: self._inner.last_seq(deadline=Deadline(REQUEST_S)), deadline)
+
+    async def beat(self, subject: str, *, ttl_s: int, deadline: Deadline) -> int:
+        return await self._ask(lambda: self._inner.beat(subject, ttl_s=ttl_s, deadline=Deadline(REQUEST_S)), deadline)
+
+    @asynccontextmanager
+    async def read(self, filter_subject: str, *, after: int) -> AsyncIterator[Reader]:
+        """As the port says. Batches come late, in pieces, and not at all while the node is cut off."""
+        reader = _SimReader(self, filter_subject, after=after)
+        batches = self._batches(filter_subject, after=after, reader=reader)
+        with self._pump(batches, reader.inbox, split=self._split):
+            yield reader
+
+    @asynccontextmanager
+    async def watch_live(self) -> AsyncIterator[AsyncIterator[Heartbeat]]:
+        """As the port says; changes come late, and not at all while the node is cut off."""
+        inbox: _Inbox[Heartbeat] = _Inbox()
+        with self._pump(self._beats(), inbox, split=lambda beat: [beat]):
+            yield inbox
+
+    async def provision(self, *, remembered_seq: int, limits: StreamLimits, deadline: Deadline) -> None:
+        def provide() -> Awaitable[None]:
+            return self._inner.provision(remembered_seq=remembered_seq, limits=limits, deadline=Deadline(REQUEST_S))
+
+        await self._ask(provide, deadline)
+
+    async def close(self) -> None:
+        """Close this connection, which ends its readings. The shared bus stays open."""
+        self._closed = True
+        for inbox in list(self._inboxes):
+            inbox.fail(UnavailableError("this connection to the bus is closed"))
+
+    async def _ask(self, work: Callable[[], Awaitable[T]], deadline: Deadline) -> T:
+        if self._closed or self._world.over:
+            raise UnavailableError("this connection to the bus is closed")
+        limit = Deadline(REQUEST_S, what=deadline.what) if deadline.left() is None else deadline
+        async with limit.scope():
+            while True:
+                reply: asyncio.Future[T] = self._world.loop.create_future()
+                self._exchange(work, reply=reply)
+                timer = asyncio.timeout(ATTEMPT_S)
+                try:
+                    async with timer:
+                        return await reply
+                except TimeoutError:
+                    if not timer.expired():
+                        raise
+                    self._world.cover("fault.repeated")
+
+    def _exchange(self, work: Callable[[], Awaitable[T]], *, reply: asyncio.Future[T] | None) -> None:
+        """Send a request on its way. It is the network's from here on, whatever becomes of the caller."""
+        ack_is_lost = self._chance(self._world.plan.lost_ack, "lost_ack")
+
+        async def travel() -> None:
+            if not await self._arrives():
+                return
+            try:
+                result = await work()
+            except TensorbusError as exc:
+                if await self._arrives() and reply is not None and not reply.done():
+                    reply.set_exception(exc)
+                    reply.exception()  # its caller may be dead, and then nobody awaits it
+                return
+            if not ack_is_lost and await self._arrives() and reply is not None and not reply.done():
+                reply.set_result(result)
+
+        self._server.background(travel(), name=f"request/{self._node.name}")
+
+    async def _arrives(self) -> bool:
+        """Let a message travel one way; false if it got lost."""
+        await asyncio.sleep(self._delay_s())
+        if self._chance(self._world.plan.loss, "loss"):
+            return False
+        if not self._node.connected.is_set():
+            # A cut connection either breaks, or holds the bytes back until it is whole again.
+            if self._rng.random() < 0.5:
+                self._world.cover("fault.partition_drop")
+                return False
+            self._world.cover("fault.partition_clog")
+            await self._node.connected.wait()
+        return True
+
+    @contextmanager
+    def _pump(
+        self, source: AsyncGenerator[T, None], inbox: _Inbox[T], *, split: Callable[[T], Sequence[T]]
+    ) -> Iterator[None]:
+        """Move a feed's items to the node in order until the context is left, or the node crashes."""
+
+        async def move() -> None:
+            try:
+                async with aclosing(source):
+                    async for item in source:
+                        for piece in split(item):
+                            await self._reaches_node()
+                            await inbox.put(piece)
+            except TensorbusError as exc:
+                await inbox.put(exc)
+
+        stop = self._server.background(move(), name=f"feed/{self._node.name}")
+        forget = self._node.on_crash(stop)
+        self._inboxes[inbox] = None
+        try:
+            yield
+        finally:
+            forget()
+            self._inboxes.pop(inbox, None)
+            stop()
+
+    async def _batches(
+        self, filter_subject: str, *, after: int, reader: _SimReader
+    ) -> AsyncGenerator[list[Message], None]:
+        async with self._inner.read(filter_subject, after=after) as source:
+            last = await self._inner.last_on(filter_subject, deadline=Deadline(REQUEST_S))
+            await self._reaches_node()
+            reader.opened(0 if last is None else last.seq)
+            async for batch in source:
+                yield batch
+
+    async def _beats(self) -> AsyncGenerator[Heartbeat, None]:
+        async with self._inner.watch_live() as beats:
+            async for beat in beats:
+                yield beat
+
+    async def _reaches_node(self) -> None:
+        """Let a feed's item travel: a feed repairs its losses by itself, so here they are delays only."""
+        await asyncio.sleep(self._delay_s())
+        await self._node.connected.wait()
+
+    def _split(self, batch: list[Message]) -> list[list[Message]]:
+        if len(batch) < 2 or self._rng.random() < 0.5:
+            return [batch]
+        at = self._rng.randrange(1, len(batch))
+        return [batch[:at], batch[at:]]
+
+    def _delay_s(self) -> float:
+        plan = self._world.plan
+        low, high = plan.delay_s
+        return self._rng.uniform(low, plan.slow_s_max if self._chance(plan.slow, "slow") else high)
+
+    def _chance(self, share: float, name: str) -> bool:
+        # Drawn also when the share is 0, so that two plans of one seed differ by their faults alone.
+        if self._rng.random() >= share:
+            return False
+        self._world.cover(f"fault.{name}")
+        return True
+
+
+class _Inbox(Generic[T]):
+    """What arrived at a node and was not read yet, bounded; an error ends it."""
+
+    def __init__(self) -> None:
+        self._queue: asyncio.Queue[T | TensorbusError] = asyncio.Queue(maxsize=INBOX_ITEMS_MAX)
+
+    async def put(self, item: T | TensorbusError) -> None:
+        await self._queue.put(item)
+
+    def fail(self, error: TensorbusError) -> None:
+        """Throw away what was not read, and end."""
+        while not self._queue.empty():
+            self._queue.get_nowait()
+        self._queue.put_nowait(error)
+
+    def __aiter__(self) -> AsyncIterator[T]:
+        return self
+
+    async def __anext__(self) -> T:
+        item = await self._queue.get()
+        if isinstance(item, TensorbusError):
+            raise item
+        return item
+
+
+class _SimReader(Position):
+    def __init__(self, bus: SimBus, filter_subject: str, *, after: int) -> None:
+        super().__init__(bus, filter_subject, after=after)
+        self.inbox: _Inbox[list[Message]] = _Inbox()
+        self._last_at_open: int | None = None
+
+    def opened(self, last_seq: int) -> None:
+        """The reading is open, and the filter's last message then was this one."""
+        self._last_at_open = last_seq
+        self._see_whether_caught_up()
+
+    def __aiter__(self) -> AsyncIterator[list[Message]]:
+        return self
+
+    async def __anext__(self) -> list[Message]:
+        batch = await anext(self.inbox)
+        self._advance(batch[-1].seq)
+        self._see_whether_caught_up()
+        return batch
+
+    def _see_whether_caught_up(self) -> None:
+        if self._last_at_open is not None and self.position >= self._last_at_open:
+            self.caught_up.set()
+
+
+async def disturb(world: World, nodes: Sequence[str], *, for_s: float) -> None:
+    """Let the plan's partitions, pauses and crashes come over the world for some virtual seconds, then heal it.
+
+    Counts what it did under ``fault.partition``, ``fault.pause``, ``fault.crash`` and ``fault.bus_pause``.
+    """
+    plan, ends_s = world.plan, world.loop.time() + for_s
+    async with asyncio.TaskGroup() as group:
+        for name, wave, targets, begin, end in (
+            ("partition", plan.partition, nodes, world.partition, world.mend),
+            ("pause", plan.pause, nodes, world.pause, world.resume),
+            ("bus_pause", plan.bus_pause, (BUS,), world.pause, world.resume),
+            ("crash", plan.crash, nodes, world.crash, _restart_if_down(world)),
+        ):
+            if wave.every_s:
+                waves = _waves(world, name, wave, targets=targets, begin=begin, end=end, ends_s=ends_s)
+                group.create_task(waves, name=f"faults/{name}")
+        await asyncio.sleep(for_s)
+    world.heal()
+
+
+def _restart_if_down(world: World) -> Callable[[str], None]:
+    def restart(name: str) -> None:
+        if not world.node(name).is_up:
+            world.restart(name)
+
+    return restart
+
+
+async def _waves(
+    world: World,
+    name: str,
+    wave: Wave,
+    *,
+    targets: Sequence[str],
+    begin: Callable[[str], None],
+    end: Callable[[str], None],
+    ends_s: float,
+) -> None:
+    rng = world.rng(f"waves/{name}")
+    while True:
+        gap_s, length_s = rng.expovariate(1 / wave.every_s), rng.expovariate(1 / wave.length_s)
+        if world.loop.time() + gap_s >= ends_s:
+            return
+        await asyncio.sleep(gap_s)
+        target = targets[rng.randrange(len(targets))]
+        world.cover(f"fault.{name}")
+        begin(target)
+        await asyncio.sleep(min(length_s, ends_s - world.loop.time()))
+        end(target)
