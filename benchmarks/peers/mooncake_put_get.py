@@ -127,6 +127,7 @@ def read_keys(rpc: int, http: int, nbytes: int) -> None:
 
 def measure(store: Any, reader: Helper, data: Any, key: str, value: int) -> tuple[float, float]:
     """Seconds of one put and of one get; the object is removed afterwards."""
+    data[:] = value
     started = time.perf_counter()
     done = store.put_from(key, data.ctypes.data, data.nbytes)
     put_s = time.perf_counter() - started
@@ -147,10 +148,10 @@ def drive(sizes: list[int], repeats: int) -> None:
         for role in ("hold", "read"):
             helpers.append(Helper(role, rpc=rpc, http=http, nbytes=max(sizes)))
         store = connect(0, rpc=rpc, http=http)
-        data = warm(max(sizes), 9)
+        data = warm(max(sizes), 1)
         store.register_buffer(data.ctypes.data, data.nbytes)
         for nbytes in sizes:
-            runs = [measure(store, helpers[1], data[:nbytes], f"{nbytes}-{n}", 9) for n in range(repeats + 1)][1:]
+            runs = [measure(store, helpers[1], data[:nbytes], f"{nbytes}-{n}", n + 2) for n in range(repeats + 1)][1:]
             emit("mooncake", PACKAGE, case="put", nbytes=nbytes, runs_s=[put_s for put_s, _ in runs])
             emit("mooncake", PACKAGE, case="get", nbytes=nbytes, runs_s=[get_s for _, get_s in runs])
     finally:
