@@ -1,7 +1,8 @@
 """Every error a caller can meet, grouped by what the caller can do about it.
 
 Each class has a stable ``kind`` for events and JSON, says whether a retry can help, and carries the facts a person
-needs as keyword data. An error crosses a socket as :func:`to_wire` and comes back as the same class by :func:`from_wire`.
+needs as keyword data. An error crosses a socket as :func:`to_wire` and comes back as the same class by
+:func:`from_wire`.
 """
 
 from __future__ import annotations

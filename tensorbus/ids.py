@@ -91,9 +91,7 @@ def is_system_id(text: str) -> bool:
 
 def check_worker_id(text: str) -> WorkerId:
     if not _WORKER.fullmatch(text):
-        raise InvalidArgumentError(
-            f"worker id {text!r} must be 1 to 64 of the characters A-Z a-z 0-9 _ -", worker=text
-        )
+        raise InvalidArgumentError(f"worker id {text!r} must be 1 to 64 of the characters A-Z a-z 0-9 _ -", worker=text)
     return WorkerId(text)
 
 
@@ -101,7 +99,8 @@ def check_name(text: object, *, what: str) -> str:
     """A key, series name or given id as the caller wrote it.
 
     Raises:
-        InvalidArgumentError: If it is not text, empty, over 1,024 bytes of UTF-8, not encodable, or has a reserved prefix.
+        InvalidArgumentError: If it is not text, empty, over 1,024 bytes of UTF-8, not encodable, or begins with a
+            reserved prefix.
     """
     if not isinstance(text, str):
         raise InvalidArgumentError(f"{what} must be a str, not {type(text).__name__}")
