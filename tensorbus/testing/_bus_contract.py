@@ -1,0 +1,446 @@
+"""What every bus must do. A backend subclasses :class:`BusContract` and gives the fixture ``backend``.
+
+Imports pytest, so only tests import this module.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import pytest
+from blake3 import blake3
+
+from tensorbus.bus import (
+    Appended,
+    Bus,
+    Conflict,
+    Message,
+    Reader,
+    StreamLimits,
+    WrongSequenceError,
+    append,
+    get_blob,
+    provision,
+    put_blob,
+)
+from tensorbus.clock import Deadline
+from tensorbus.errors import (
+    CorruptError,
+    InvalidArgumentError,
+    NotFoundError,
+    OutOfSpaceError,
+    UnavailableError,
+)
+from tensorbus.events import MSG_ID, BlobRef, Headers, KeyBound, ReplicaAdded, Subjects, Tier, aggregate_of
+from tensorbus.ids import ArtifactId, EventId, Incarnation, SystemIds, WorkerId, new_event_id
+
+W1, W2 = WorkerId("w1"), WorkerId("w2")
+LIFE = Incarnation("0123456789abcdef")
+IDS = SystemIds()
+
+
+class Backend(Protocol):
+    """Makes connections to one cluster, with its streams provisioned."""
+
+    async def connect(self, *, prefix: str = "tb", limits: StreamLimits | None = None, pending_max: int = 1024) -> Bus:
+        """A new connection, closed by the fixture; the first one of a prefix makes its streams."""
+        ...
+
+
+def soon(seconds: float = 20.0) -> Deadline:
+    return Deadline(seconds, what="a step of a test")
+
+
+def key_bound(key: str = "k", artifact: str = "a") -> KeyBound:
+    return KeyBound(tenant="t", key=key, artifact=ArtifactId(artifact), rebind=False)
+
+
+def replica_added(artifact: str = "a") -> ReplicaAdded:
+    return ReplicaAdded(tenant="t", artifact=ArtifactId(artifact), view=None, tier=Tier.DRAM, nbytes=1, number=1)
+
+
+def headers(expected: int | None = None, *, author: WorkerId = W1, event_id: EventId | None = None) -> Headers:
+    return Headers(event_id=event_id or new_event_id(IDS), author=author, incarnation=LIFE, expected=expected)
+
+
+async def fill(bus: Bus, count: int, *, subject: str = "tb.ev.replica.x.w1") -> list[int]:
+    """Publish numbered messages one after the other."""
+    return [
+        await bus.publish(subject, str(n).encode(), headers={MSG_ID: new_event_id(IDS)}, deadline=soon())
+        for n in range(count)
+    ]
+
+
+async def take(reader: Reader, count: int) -> list[Message]:
+    """The next messages of a reading, whole batches."""
+    found: list[Message] = []
+    async with soon().scope():
+        while len(found) < count:
+            found.extend(await anext(aiter(reader)))
+    return found
+
+
+def seqs(messages: Sequence[Message]) -> list[int]:
+    return [message.seq for message in messages]
+
+
+class BusContract:
+    """Tests that the real bus and its twin both pass."""
+
+    # ------------------------------------------------------------------------------------------------------ append
+
+    async def test_a_fact_is_appended_and_stored_as_it_was_given(self, backend: Backend) -> None:
+        bus, event, given = await backend.connect(), key_bound(), headers(0)
+        appended = await append(bus, event, given, deadline=soon())
+        assert isinstance(appended, Appended)
+        stored = await bus.get(appended.seq, deadline=soon())
+        assert stored is not None
+        assert stored.headers[MSG_ID] == given.event_id
+        assert stored.subject == bus.subjects.fact(aggregate_of(event), W1)
+        assert b'"k"' in stored.data
+        assert await bus.last_seq(deadline=soon()) == appended.seq
+
+    async def test_a_second_author_with_old_knowledge_loses_and_learns_the_sequence(self, backend: Backend) -> None:
+        bus = await backend.connect()
+        first = await append(bus, key_bound(), headers(0), deadline=soon())
+        second = await append(bus, key_bound(artifact="b"), headers(0, author=W2), deadline=soon())
+        assert second == Conflict(first.seq)
+        third = await append(bus, key_bound(artifact="b"), headers(second.seq, author=W2), deadline=soon())
+        assert isinstance(third, Appended)
+
+    async def test_other_aggregates_do_not_conflict(self, backend: Backend) -> None:
+        bus = await backend.connect()
+        outcomes = [await append(bus, key_bound(key), headers(0), deadline=soon()) for key in ("a", "b", "c.d", "*")]
+        assert all(isinstance(outcome, Appended) for outcome in outcomes)
+
+    async def test_of_many_contenders_one_wins_every_round(self, backend: Backend) -> None:
+        buses = [await backend.connect() for _ in range(3)]
+        seq = 0
+        for round_ in range(10):
+            outcomes = await asyncio.gather(
+                *(
+                    append(
+                        buses[n % 3],
+                        key_bound(artifact=f"{round_}-{n}"),
+                        headers(seq, author=WorkerId(f"w{n}")),
+                        deadline=soon(),
+                    )
+                    for n in range(12)
+                )
+            )
+            winners = [outcome for outcome in outcomes if isinstance(outcome, Appended)]
+            assert len(winners) == 1
+            assert {outcome.seq for outcome in outcomes} == {winners[0].seq}
+            seq = winners[0].seq
+
+    async def test_a_repeated_append_is_its_first_one(self, backend: Backend) -> None:
+        bus, event, given = await backend.connect(), key_bound(), headers(0)
+        first = await append(bus, event, given, deadline=soon())
+        assert await append(bus, event, given, deadline=soon()) == first
+        later = await append(bus, key_bound(artifact="b"), headers(first.seq, author=W2), deadline=soon())
+        assert isinstance(later, Appended)
+        # Its outcome was unknown, and somebody has built on it since: it is there all the same.
+        assert await append(bus, event, given, deadline=soon()) == first
+
+    async def test_a_fact_of_one_author_is_stored_once_per_id(self, backend: Backend) -> None:
+        bus, given = await backend.connect(), headers()
+        first = await append(bus, replica_added(), given, deadline=soon())
+        assert await append(bus, replica_added(), given, deadline=soon()) == first
+        assert await bus.last_seq(deadline=soon()) == first.seq
+
+    async def test_expected_must_fit_the_kind(self, backend: Backend) -> None:
+        bus = await backend.connect()
+        with pytest.raises(InvalidArgumentError, match="must be given"):
+            await append(bus, key_bound(), headers(None), deadline=soon())
+        with pytest.raises(InvalidArgumentError, match="must be None"):
+            await append(bus, replica_added(), headers(0), deadline=soon())
+
+    async def test_an_expectation_above_the_log_is_a_conflict(self, backend: Backend) -> None:
+        bus = await backend.connect()
+        first = await append(bus, key_bound(), headers(0), deadline=soon())
+        ahead = await append(bus, key_bound(artifact="b"), headers(first.seq + 100), deadline=soon())
+        assert ahead == Conflict(first.seq)
+
+    # ----------------------------------------------------------------------------------------------------- publish
+
+    async def test_publish_needs_an_id(self, backend: Backend) -> None:
+        bus = await backend.connect()
+        with pytest.raises(InvalidArgumentError, match=MSG_ID):
+            await bus.publish("tb.ev.replica.x.w1", b"", headers={}, deadline=soon())
+
+    async def test_publish_says_the_sequence_that_holds(self, backend: Backend) -> None:
+        bus = await backend.connect()
+        last = (await fill(bus, 3))[-1]
+        expecting = {
+            MSG_ID: "x",
+            "Nats-Expected-Last-Subject-Sequence": str(last - 1),
+            "Nats-Expected-Last-Subject-Sequence-Subject": "tb.ev.replica.x.*",
+        }
+        with pytest.raises(WrongSequenceError) as caught:
+            await bus.publish("tb.ev.replica.x.w2", b"", headers=expecting, deadline=soon())
+        assert caught.value.seq == last
+
+    async def test_nobody_takes_a_foreign_subject(self, backend: Backend) -> None:
+        bus = await backend.connect()
+        with pytest.raises(UnavailableError):
+            await bus.publish("elsewhere.ev.replica.x.w1", b"", headers={MSG_ID: "x"}, deadline=soon(0.3))
+
+    async def test_a_message_may_be_too_large(self, backend: Backend) -> None:
+        bus = await backend.connect(prefix="small", limits=StreamLimits(message_bytes_max=1024))
+        with pytest.raises(InvalidArgumentError):
+            await bus.publish("small.ev.replica.x.w1", bytes(2048), headers={MSG_ID: "x"}, deadline=soon())
+
+    async def test_a_full_log_refuses_what_is_new_and_keeps_what_is_old(self, backend: Backend) -> None:
+        bus = await backend.connect(prefix="small", limits=StreamLimits(log_bytes_max=20_000))
+        stored: list[int] = []
+
+        async def write(count: int) -> None:
+            for _ in range(count):
+                given = {MSG_ID: new_event_id(IDS)}
+                stored.append(await bus.publish("small.ev.replica.x.w1", bytes(1000), headers=given, deadline=soon()))
+
+        with pytest.raises(OutOfSpaceError):
+            await write(100)
+        assert 5 <= len(stored) <= 20
+        assert await bus.get(stored[0], deadline=soon()) is not None
+        with pytest.raises(OutOfSpaceError):
+            await write(1)
+
+    async def test_too_many_appends_at_once_are_refused(self, backend: Backend) -> None:
+        bus = await backend.connect(pending_max=4)
+        outcomes = await asyncio.gather(
+            *(append(bus, replica_added(str(n)), headers(), deadline=soon()) for n in range(8)), return_exceptions=True
+        )
+        assert sum(isinstance(outcome, OutOfSpaceError) for outcome in outcomes) == 4
+        assert sum(isinstance(outcome, Appended) for outcome in outcomes) == 4
+        assert isinstance(await append(bus, replica_added(), headers(), deadline=soon()), Appended)
+
+    # ------------------------------------------------------------------------------------------------------- looks
+
+    async def test_looking_at_the_log(self, backend: Backend) -> None:
+        bus = await backend.connect()
+        a1, b1, a2 = [
+            (await fill(bus, 1, subject=subject))[0]
+            for subject in ("tb.ev.replica.a.w1", "tb.ev.replica.b.w1", "tb.ev.replica.a.w2")
+        ]
+
+        async def first(pattern: str, seq: int) -> int | None:
+            found = await bus.first_from(pattern, seq, deadline=soon())
+            return None if found is None else found.seq
+
+        async def last(pattern: str) -> int | None:
+            found = await bus.last_on(pattern, deadline=soon())
+            return None if found is None else found.seq
+
+        assert [await last(p) for p in ("tb.ev.replica.a.*", "tb.ev.replica.a.w1", "tb.ev.>")] == [a2, a1, a2]
+        assert [await last(p) for p in ("tb.ev.*.b.*", "tb.ev.replica.c.*", "tb.ev.replica.c.w1")] == [b1, None, None]
+        assert [await first("tb.ev.replica.a.*", seq) for seq in (0, a1, a1 + 1, a2 + 1)] == [a1, a1, a2, None]
+        assert [await first("tb.ev.>", seq) for seq in (a1 + 1, a2)] == [b1, a2]
+        assert await bus.get(a2 + 1, deadline=soon()) is None
+        assert await bus.get(0, deadline=soon()) is None
+
+    async def test_every_way_to_read_gives_the_same_message(self, backend: Backend) -> None:
+        bus = await backend.connect()
+        appended = await append(bus, key_bound("schlüssel"), headers(0), deadline=soon())
+        got = await bus.get(appended.seq, deadline=soon())
+        assert got is not None
+        async with bus.read(bus.subjects.facts, after=0) as reader:
+            assert await take(reader, 1) == [got]
+        assert await bus.last_on("tb.ev.key.*.w1", deadline=soon()) == got
+
+    # ----------------------------------------------------------------------------------------------------- reading
+
+    async def test_a_reading_starts_behind_any_position(self, backend: Backend) -> None:
+        bus = await backend.connect()
+        written = await fill(bus, 20)
+        for at in (0, 1, 10, 18):
+            async with bus.read(bus.subjects.facts, after=written[at]) as reader:
+                assert reader.position == written[at]
+                assert seqs(await take(reader, 19 - at)) == written[at + 1 :]
+                assert reader.position == written[-1]
+
+    async def test_a_reading_goes_on_with_what_is_written_later(self, backend: Backend) -> None:
+        bus, other = await backend.connect(), await backend.connect()
+        written = await fill(bus, 3)
+        async with bus.read(bus.subjects.facts, after=0) as reader:
+            assert seqs(await take(reader, 3)) == written
+            more = await fill(other, 5)
+            assert seqs(await take(reader, 5)) == more
+
+    async def test_a_reading_sees_only_its_filter(self, backend: Backend) -> None:
+        bus = await backend.connect()
+        wanted: list[int] = []
+        for n in range(5):
+            wanted += await fill(bus, 1, subject="tb.ev.replica.a.w1")
+            await fill(bus, 2, subject=f"tb.ev.replica.b.w{n}")
+        async with bus.read("tb.ev.replica.a.*", after=0) as reader:
+            assert seqs(await take(reader, 5)) == wanted
+
+    async def test_two_readings_of_thousands_of_messages_miss_nothing(self, backend: Backend) -> None:
+        bus, other = await backend.connect(), await backend.connect()
+
+        async def write() -> list[int]:
+            lots = [fill(other, 150, subject=f"tb.ev.replica.x{n}.w1") for n in range(20)]
+            return sorted(seq for lot in await asyncio.gather(*lots) for seq in lot)
+
+        async def follow() -> list[int]:
+            async with bus.read(bus.subjects.facts, after=0) as reader:
+                return seqs(await take(reader, 3000))
+
+        written, one, two = await asyncio.gather(write(), follow(), follow())
+        assert one == written
+        assert two == written
+
+    async def test_caught_up_is_said_when_what_was_there_has_been_handed_out(self, backend: Backend) -> None:
+        bus = await backend.connect()
+        async with bus.read(bus.subjects.facts, after=0) as empty, asyncio.TaskGroup() as group:
+            waiting = group.create_task(take(empty, 1))
+            async with soon().scope():
+                await empty.caught_up.wait()
+            written = await fill(bus, 1)
+            assert seqs(await waiting) == written
+        written += await fill(bus, 700)
+        async with bus.read(bus.subjects.facts, after=0) as reader:
+            assert not reader.caught_up.is_set()
+            found = await take(reader, 701)
+            assert reader.caught_up.is_set()
+        assert seqs(found) == written
+
+    async def test_reached_knows_when_nothing_is_to_come(self, backend: Backend) -> None:
+        bus = await backend.connect()
+        mine = (await fill(bus, 1, subject="tb.ev.replica.a.w1"))[0]
+        others = (await fill(bus, 3, subject="tb.ev.replica.b.w1"))[-1]
+        async with bus.read("tb.ev.replica.a.*", after=mine) as reader:
+            await reader.reached(others, deadline=soon())  # nobody iterates, and there is nothing to wait for
+            assert reader.position == mine
+        async with bus.read("tb.ev.replica.a.*", after=0) as reader:
+            with pytest.raises(TimeoutError):
+                await reader.reached(others, deadline=soon(0.2))
+            async with asyncio.TaskGroup() as group:
+                waiting = group.create_task(reader.reached(others, deadline=soon()))
+                assert seqs(await take(reader, 1)) == [mine]
+                await waiting
+
+    async def test_a_reading_ends_with_its_context(self, backend: Backend) -> None:
+        bus = await backend.connect()
+        async with bus.read(bus.subjects.facts, after=0) as reader:
+            waiting = asyncio.create_task(take(reader, 1))
+            await asyncio.sleep(0.05)
+        with pytest.raises(StopAsyncIteration):
+            await anext(aiter(reader))
+        await asyncio.wait({waiting}, timeout=5)
+        assert isinstance(waiting.exception(), (StopAsyncIteration, RuntimeError))
+
+    async def test_a_closed_bus_says_so(self, backend: Backend) -> None:
+        bus = await backend.connect()
+        async with bus.read(bus.subjects.facts, after=0) as reader:
+            waiting = asyncio.create_task(take(reader, 1))
+            await asyncio.sleep(0.05)
+            await bus.close()
+            await bus.close()
+            with pytest.raises(UnavailableError):
+                await waiting
+        with pytest.raises(UnavailableError):
+            await append(bus, replica_added(), headers(), deadline=soon(1))
+        with pytest.raises(UnavailableError):
+            await bus.last_seq(deadline=soon(1))
+
+    async def test_what_waits_for_a_reading_can_be_cancelled(self, backend: Backend) -> None:
+        bus = await backend.connect()
+        async with bus.read(bus.subjects.facts, after=0) as reader:
+            for _ in range(3):
+                waiting = asyncio.create_task(take(reader, 1))
+                await asyncio.sleep(0.02)
+                waiting.cancel()
+                with contextlib.suppress(asyncio.CancelledError):
+                    await waiting
+            written = await fill(bus, 2)
+            assert seqs(await take(reader, 2)) == written
+
+    # -------------------------------------------------------------------------------------------------- heartbeats
+
+    async def test_heartbeats_are_watched_and_run_out(self, backend: Backend) -> None:
+        bus, other = await backend.connect(), await backend.connect()
+        one, two = bus.subjects.live(LIFE, W1), bus.subjects.live(LIFE, W2)
+        await bus.beat(one, ttl_s=5, deadline=soon())
+        await bus.beat(one, ttl_s=5, deadline=soon())
+        newest = await bus.beat(one, ttl_s=5, deadline=soon())
+        async with other.watch_live() as beats, soon().scope():
+            first = await anext(beats)
+            assert (first.worker, first.incarnation, first.seq, first.gone) == (W1, LIFE, newest, False)
+            await bus.beat(two, ttl_s=1, deadline=soon())
+            seen = [await anext(beats), await anext(beats)]
+        assert [(beat.worker, beat.gone) for beat in seen] == [(W2, False), (W2, True)]
+
+    async def test_a_renewed_heartbeat_does_not_run_out(self, backend: Backend) -> None:
+        bus = await backend.connect()
+        subject = bus.subjects.live(LIFE, W1)
+        gone: list[Any] = []
+
+        async def watch() -> None:
+            async with bus.watch_live() as beats:
+                async for beat in beats:
+                    if beat.gone:
+                        gone.append(beat)
+
+        watching = asyncio.create_task(watch())
+        for _ in range(6):
+            await bus.beat(subject, ttl_s=1, deadline=soon())
+            await asyncio.sleep(0.3)
+        assert gone == []
+        watching.cancel()
+        await asyncio.wait({watching})
+
+    async def test_a_heartbeat_counts_in_whole_seconds(self, backend: Backend) -> None:
+        bus = await backend.connect()
+        with pytest.raises(InvalidArgumentError):
+            await bus.beat(bus.subjects.live(LIFE, W1), ttl_s=0, deadline=soon())
+
+    # ------------------------------------------------------------------------------------------------------- blobs
+
+    @pytest.mark.parametrize("nbytes", [0, 1, 3_000_000])
+    async def test_a_blob_comes_back(self, backend: Backend, nbytes: int) -> None:
+        bus = await backend.connect()
+        body = IDS.hex(nbytes // 2 + 1).encode()[:nbytes]
+        ref = await put_blob(bus, body, author=W1, deadline=soon())
+        assert ref.digest == blake3(body).hexdigest()
+        assert await get_blob(bus, ref, deadline=soon()) == body
+        before = await bus.last_seq(deadline=soon())
+        assert await put_blob(bus, body, author=W1, deadline=soon()) == ref
+        assert await bus.last_seq(deadline=soon()) == before
+
+    async def test_a_blob_that_is_wrong_is_never_handed_out(self, backend: Backend) -> None:
+        bus = await backend.connect()
+        ref = await put_blob(bus, bytes(100_000), author=W1, deadline=soon())
+        short = BlobRef(digest=ref.digest, nbytes=10, chunks=ref.chunks, author=W1)
+        with pytest.raises(CorruptError):
+            await get_blob(bus, short, deadline=soon())
+        with pytest.raises(NotFoundError):
+            await get_blob(bus, BlobRef(digest="00", nbytes=10, chunks=1, author=W1), deadline=soon())
+        subject = bus.subjects.blob(ref.digest, 0, W1)
+        await bus.publish(subject, b"no zlib", headers={MSG_ID: "other"}, deadline=soon())
+        with pytest.raises(CorruptError):
+            await get_blob(bus, ref, deadline=soon())
+
+    # ----------------------------------------------------------------------------------------------------- streams
+
+    async def test_provisioning_again_changes_nothing(self, backend: Backend) -> None:
+        bus, other = await backend.connect(), await backend.connect()
+        written = await fill(bus, 1)
+        await asyncio.gather(*(provision(each, deadline=soon()) for each in (bus, other, bus)))
+        assert await bus.last_seq(deadline=soon()) == written[0]
+
+    async def test_sequences_start_high(self, backend: Backend) -> None:
+        bus = await backend.connect()
+        assert (await fill(bus, 1))[0] >= 1_700_000_000_000_000
+
+    async def test_two_prefixes_do_not_meet(self, backend: Backend) -> None:
+        bus, other = await backend.connect(), await backend.connect(prefix="other.tb")
+        await fill(bus, 3)
+        assert await other.last_on("other.tb.ev.>", deadline=soon()) is None
+        written = await fill(other, 1, subject="other.tb.ev.replica.x.w1")
+        async with other.read(Subjects("other.tb").facts, after=0) as reader:
+            assert seqs(await take(reader, 1)) == written
