@@ -1,0 +1,191 @@
+"""Giving tensors out: rebuilding them over a map, and filling the caller's own. torch is imported only on demand."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Callable, Iterable, Mapping
+from functools import cache
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+
+import numpy as np
+
+from tensorbus.errors import CorruptError, InvalidArgumentError, NotFoundError
+from tensorbus.model import DType, TensorSpec, dtype
+from tensorbus.sdk._plain import (
+    Array,
+    Buffer,
+    Octets,
+    bits,
+    is_tensor,
+    numpy_element,
+    over,
+    plain_torch,
+    refused,
+    type_name,
+)
+from tensorbus.sdk._sources import PIECE_BYTES, Source, collect, manifest_of
+
+if TYPE_CHECKING:
+    import torch
+
+__all__ = [
+    "PIECE_BYTES",
+    "Framework",
+    "Source",
+    "check_framework",
+    "collect",
+    "default_framework",
+    "empty_over",
+    "fill_into",
+    "manifest_of",
+    "rebuild",
+]
+
+Framework: TypeAlias = Literal["torch", "numpy"]
+
+
+def default_framework() -> Framework:
+    """``torch`` if it is installed, else ``numpy``."""
+    return "torch" if _torch_installed() else "numpy"
+
+
+def check_framework(framework: str | None) -> Framework:
+    """The framework of that name, the default for ``None``.
+
+    Raises:
+        InvalidArgumentError: If there is none, or torch is not installed.
+    """
+    match framework:
+        case None:
+            return default_framework()
+        case "numpy":
+            return "numpy"
+        case "torch" if _torch_installed():
+            return "torch"
+        case "torch":
+            raise InvalidArgumentError("torch is not installed: pip install 'tensorbus[torch]', or framework=\"numpy\"")
+        case _:
+            raise InvalidArgumentError(f'there is no framework {framework!r:.40}; there are "torch" and "numpy"')
+
+
+def rebuild(buffer: Buffer, offset: int, spec: TensorSpec, framework: str | None = None) -> Any:
+    """The tensor over the buffer's memory, without a copy; it keeps the buffer alive.
+
+    Args:
+        buffer: A writable buffer, such as a private map. A read-only one gives read-only numpy arrays.
+        offset: Where the tensor's bytes begin, a multiple of its item size.
+        spec: Its dtype and shape.
+        framework: ``"torch"`` or ``"numpy"``; the default one when ``None``.
+
+    Returns:
+        A contiguous CPU ``torch.Tensor`` or ``numpy.ndarray``.
+
+    Raises:
+        InvalidArgumentError: If the framework lacks the dtype; CorruptError: If the buffer ends before the tensor.
+    """
+    known = dtype(spec.dtype)
+    kind = check_framework(framework)
+    element = _numpy_dtype(known, spec.name) if kind == "numpy" else None
+    if spec.nbytes:
+        try:
+            octets = np.frombuffer(buffer, np.uint8, spec.nbytes, offset)
+        except ValueError as exc:
+            raise CorruptError(f"the buffer ends before tensor {spec.name[:80]!r} at {offset}: {exc}") from exc
+    else:
+        octets = np.empty(0, np.uint8)
+    if element is not None:
+        return octets.view(element).reshape(spec.shape)
+    return over(octets, _torch_dtype(known, spec.name), spec.shape)
+
+
+def empty_over(buffer: Buffer, shape: tuple[int, ...], kind: object, framework: str | None = None) -> Any:
+    """A tensor of that shape and dtype (any spelling of it) over the start of a buffer; its content is the buffer's.
+
+    Raises:
+        InvalidArgumentError: If shape or dtype cannot be; CorruptError: If the buffer is too small.
+    """
+    return rebuild(buffer, 0, TensorSpec("", dtype(kind).name, tuple(shape)), framework)
+
+
+def fill_into(target: Mapping[str, object], tensors: Iterable[tuple[TensorSpec, Buffer]]) -> None:
+    """Copy an artifact's tensors into the caller's own, of any strides and device. Nothing is written if one cannot be.
+
+    Args:
+        target: The caller's tensors: the same names, shapes and dtypes as the artifact has.
+        tensors: Each tensor and a buffer of exactly its bytes.
+
+    Raises:
+        NotFoundError: If one side has a name that the other lacks.
+        InvalidArgumentError: If a tensor differs in shape or dtype, or cannot be written.
+    """
+    pairs = list(tensors)
+    names = {spec.name for spec, _ in pairs}
+    for name in target:
+        if name not in names:
+            raise NotFoundError(f"the artifact has no tensor {name!r:.80}; into= has one", tensor=str(name))
+    writers = [_writer(target, spec) for spec, _ in pairs]
+    for (spec, buffer), write in zip(pairs, writers, strict=True):
+        if spec.nbytes:
+            write(np.frombuffer(buffer, np.uint8, spec.nbytes))
+
+
+def _writer(target: Mapping[str, object], spec: TensorSpec) -> Callable[[Octets], None]:
+    if spec.name not in target:
+        raise NotFoundError(f"into= has no tensor {spec.name[:80]!r}; the artifact has one", tensor=spec.name)
+    mine: Any = target[spec.name]
+    if not is_tensor(mine):
+        raise refused(spec.name, f"into= has a {type_name(mine)} there", what="filled")
+    known = numpy_element(spec.name, mine) if isinstance(mine, np.ndarray) else plain_torch(spec.name, mine)[1]
+    shape = tuple(mine.shape)
+    if (known.name, shape) != (spec.dtype, spec.shape):
+        have, want = f"{known} {shape}", f"{spec.dtype} {spec.shape}"
+        raise refused(spec.name, f"into= has {have}, the artifact {want}", what="filled")
+    return _into_numpy(spec, mine) if isinstance(mine, np.ndarray) else _into_torch(spec, mine)
+
+
+def _into_numpy(spec: TensorSpec, mine: Array) -> Callable[[Octets], None]:
+    if not mine.flags.writeable:
+        raise refused(spec.name, "the array in into= is read-only", what="filled")
+    little = mine.dtype.newbyteorder("<")
+    return lambda octets: np.copyto(mine, octets.view(little).reshape(spec.shape))
+
+
+def _into_torch(spec: TensorSpec, mine: Any) -> Callable[[Octets], None]:
+    plain, _ = plain_torch(spec.name, mine)
+    if any(step == 0 and size > 1 for step, size in zip(plain.stride(), plain.shape, strict=True)):
+        raise refused(spec.name, "the tensor in into= is expanded: several elements share memory", what="filled")
+
+    def write(octets: Octets) -> None:
+        whole = bits(plain)
+        owned = octets if octets.flags.writeable else octets.copy()  # torch takes no read-only memory
+        try:
+            whole.copy_(over(owned, whole.dtype, tuple(whole.shape)))
+        except RuntimeError as exc:
+            raise refused(spec.name, f"torch cannot write the tensor in into= ({exc})", what="filled") from exc
+
+    return write
+
+
+def _numpy_dtype(known: DType, name: str) -> np.dtype[Any]:
+    if known.numpy is None:
+        raise InvalidArgumentError(
+            f'tensor {name[:80]!r} is {known}, which numpy has not; ask with framework="torch"', tensor=name[:1024]
+        )
+    return np.dtype(known.numpy)
+
+
+def _torch_dtype(known: DType, name: str) -> torch.dtype:
+    import torch
+
+    found: torch.dtype | None = getattr(torch, known.torch, None)
+    if found is None:
+        raise InvalidArgumentError(
+            f"tensor {name[:80]!r} is {known}, which torch {torch.__version__} has not; a newer one has it",
+            tensor=name[:1024],
+        )
+    return found
+
+
+@cache
+def _torch_installed() -> bool:
+    return importlib.util.find_spec("torch") is not None
