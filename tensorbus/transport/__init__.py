@@ -11,6 +11,7 @@ from tensorbus.transport._frames import Decoder, Frame, LocalProtocolError, Remo
 from tensorbus.transport._maps import PinnedMap, map_private, map_shared
 from tensorbus.transport._memory import MemoryChannel, memory_pair
 from tensorbus.transport._pool import PinWatch, Pool, PoolStats, Segment, SegmentState
+from tensorbus.transport._segments import page_round
 from tensorbus.transport._serving import Handler, PeerSession, Request, serve, serve_listener
 from tensorbus.transport._sockets import Listener, connect_tcp, connect_unix, listen_tcp, listen_unix
 
@@ -48,6 +49,7 @@ __all__ = [
     "map_private",
     "map_shared",
     "memory_pair",
+    "page_round",
     "serve",
     "serve_listener",
 ]

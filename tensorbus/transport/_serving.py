@@ -6,6 +6,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 
 from tensorbus.clock import Deadline
 from tensorbus.errors import OutOfSpaceError, TensorbusError, UnavailableError, to_wire
@@ -143,22 +144,23 @@ async def serve_listener(
     """Accept connections and serve each in a task of its own until cancelled or the listener is closed."""
     room = asyncio.Semaphore(connections_max)
 
-    async def one(channel: Channel) -> None:
-        try:
-            await serve(channel, handler, ids=ids, on_open=on_open, concurrent_max=concurrent_max)
-        finally:
-            room.release()
-
     try:
         async with asyncio.TaskGroup() as group:
             while True:
                 await room.acquire()
                 channel = await listener.accept()
-                group.create_task(one(channel), name=f"serve {channel.info.address}")
+                serving = serve(channel, handler, ids=ids, on_open=on_open, concurrent_max=concurrent_max)
+                task = group.create_task(serving, name=f"serve {channel.info.address}")
+                task.add_done_callback(partial(_left, channel, room))
     except* UnavailableError:
         log.debug("%s no longer listens", listener.address)
     finally:
         listener.close()
+
+
+def _left(channel: Channel, room: asyncio.Semaphore, task: asyncio.Task[None]) -> None:
+    channel.close()  # a task that is cancelled before its first step never came to own it
+    room.release()
 
 
 class _Server:

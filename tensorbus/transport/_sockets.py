@@ -39,7 +39,7 @@ class Listener:
         self._sock = sock
         self._body_bytes_max = body_bytes_max
         self._path = path
-        self._inode = None if path is None else _inode(path)
+        self._made = None if path is None else _identity(path)
 
     async def accept(self) -> SocketChannel:
         """Wait for the next connection.
@@ -63,7 +63,7 @@ class Listener:
     def close(self) -> None:
         """Stop listening, and remove the socket's path if it is still ours. Safe to repeat."""
         self._sock.close()
-        if self._path is not None and self._inode is not None and _inode(self._path) == self._inode:
+        if self._path is not None and self._made is not None and _identity(self._path) == self._made:
             self._path.unlink(missing_ok=True)
 
 
@@ -206,7 +206,7 @@ def _short_path(path: Path) -> Iterator[tuple[str, int]]:
 
 
 def _remove_stale(path: Path, short: str) -> None:
-    if _inode(path) is None:
+    if _identity(path) is None:
         return
     if not path.is_socket():
         raise ConflictError(f"{path} exists and is no socket")
@@ -229,9 +229,10 @@ def _try_connect(sock: socket.socket, short: str) -> bool:
     return True
 
 
-def _inode(path: Path) -> tuple[int, int] | None:
+def _identity(path: Path) -> tuple[int, int, int] | None:
+    """What tells this file from another at the same path; inode numbers alone are used again at once."""
     try:
         found = path.lstat()
     except OSError:
         return None
-    return found.st_dev, found.st_ino
+    return found.st_dev, found.st_ino, found.st_ctime_ns
