@@ -89,7 +89,7 @@ def dtype(spelling: object) -> DType:
     Raises:
         InvalidArgumentError: If there is none; it says why a type is refused, else which exist.
     """
-    text = _text(spelling)
+    text = spelling if type(spelling) is str and spelling in _BY_SPELLING else _text(spelling)
     found = _BY_SPELLING.get(text)
     if found is not None:
         return found

@@ -48,7 +48,7 @@ def plain_torch(name: str, tensor: Any) -> tuple[torch.Tensor, DType]:
     if reason is not None:
         raise refused(name, reason)
     try:
-        known = _torch_elements()[tensor.dtype]
+        known = torch_elements()[tensor.dtype]
     except KeyError:
         try:
             known = dtype(tensor.dtype)
@@ -106,7 +106,8 @@ def over(octets: Octets, kind: torch.dtype, shape: tuple[int, ...]) -> torch.Ten
 
 
 @cache
-def _torch_elements() -> dict[torch.dtype, DType]:
+def torch_elements() -> dict[torch.dtype, DType]:
+    """This torch's element types that are taken."""
     import torch
 
     return {getattr(torch, known.torch): known for known in DTYPES if hasattr(torch, known.torch)}

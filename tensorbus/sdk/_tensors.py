@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 import numpy as np
 
 from tensorbus.errors import CorruptError, InvalidArgumentError, NotFoundError
-from tensorbus.model import DType, TensorSpec, dtype
+from tensorbus.model import DTYPES, TensorSpec, dtype
 from tensorbus.sdk._plain import (
     Array,
     Buffer,
@@ -21,6 +21,7 @@ from tensorbus.sdk._plain import (
     over,
     plain_torch,
     refused,
+    torch_elements,
     type_name,
 )
 from tensorbus.sdk._sources import PIECE_BYTES, Source, collect, manifest_of
@@ -83,19 +84,16 @@ def rebuild(buffer: Buffer, offset: int, spec: TensorSpec, framework: str | None
     Raises:
         InvalidArgumentError: If the framework lacks the dtype; CorruptError: If the buffer ends before the tensor.
     """
-    known = dtype(spec.dtype)
     kind = check_framework(framework)
-    element = _numpy_dtype(known, spec.name) if kind == "numpy" else None
-    if spec.nbytes:
-        try:
-            octets = np.frombuffer(buffer, np.uint8, spec.nbytes, offset)
-        except ValueError as exc:
-            raise CorruptError(f"the buffer ends before tensor {spec.name[:80]!r} at {offset}: {exc}") from exc
-    else:
-        octets = np.empty(0, np.uint8)
-    if element is not None:
+    element = _torch_dtype(spec) if kind == "torch" else _numpy_dtype(spec)
+    nbytes = spec.nbytes
+    try:
+        octets = np.frombuffer(buffer, np.uint8, nbytes, offset) if nbytes else np.empty(0, np.uint8)
+    except ValueError as exc:
+        raise CorruptError(f"the buffer ends before tensor {spec.name[:80]!r} at {offset}: {exc}") from exc
+    if isinstance(element, np.dtype):
         return octets.view(element).reshape(spec.shape)
-    return over(octets, _torch_dtype(known, spec.name), spec.shape)
+    return over(octets, element, spec.shape)
 
 
 def empty_over(buffer: Buffer, shape: tuple[int, ...], kind: object, framework: str | None = None) -> Any:
@@ -166,24 +164,34 @@ def _into_torch(spec: TensorSpec, mine: Any) -> Callable[[Octets], None]:
     return write
 
 
-def _numpy_dtype(known: DType, name: str) -> np.dtype[Any]:
-    if known.numpy is None:
-        raise InvalidArgumentError(
-            f'tensor {name[:80]!r} is {known}, which numpy has not; ask with framework="torch"', tensor=name[:1024]
-        )
-    return np.dtype(known.numpy)
-
-
-def _torch_dtype(known: DType, name: str) -> torch.dtype:
-    import torch
-
-    found: torch.dtype | None = getattr(torch, known.torch, None)
+def _numpy_dtype(spec: TensorSpec) -> np.dtype[Any]:
+    found = _numpy_dtypes().get(spec.dtype)
     if found is None:
         raise InvalidArgumentError(
-            f"tensor {name[:80]!r} is {known}, which torch {torch.__version__} has not; a newer one has it",
-            tensor=name[:1024],
+            f'tensor {spec.name[:80]!r} is {spec.dtype}, which numpy has not; ask with framework="torch"',
+            tensor=spec.name[:1024],
         )
     return found
+
+
+def _torch_dtype(spec: TensorSpec) -> torch.dtype:
+    found = _torch_dtypes().get(spec.dtype)
+    if found is None:
+        raise InvalidArgumentError(
+            f"tensor {spec.name[:80]!r} is {spec.dtype}, which this torch has not; a newer one has it",
+            tensor=spec.name[:1024],
+        )
+    return found
+
+
+@cache
+def _numpy_dtypes() -> dict[str, np.dtype[Any]]:
+    return {known.name: np.dtype(known.numpy) for known in DTYPES if known.numpy is not None}
+
+
+@cache
+def _torch_dtypes() -> dict[str, torch.dtype]:
+    return {known.name: theirs for theirs, known in torch_elements().items()}
 
 
 @cache
