@@ -7,10 +7,12 @@ from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 from pydantic import TypeAdapter, ValidationError
+from pydantic_core import PydanticSerializationError
 
 from tensorbus.errors import CorruptError, InvalidArgumentError
 from tensorbus.events._envelope import (
     SCHEMA,
+    SCHEMA_VERSION,
     TYPE,
     AnyRecorded,
     Headers,
@@ -33,9 +35,12 @@ def encode(event: Event) -> bytes:
     """The JSON body of a fact.
 
     Raises:
-        InvalidArgumentError: If it is over 64 KiB; large bodies go as blobs.
+        InvalidArgumentError: If it is over 64 KiB (large bodies go as blobs), or has text that is no UTF-8.
     """
-    body = _adapter.dump_json(event)
+    try:
+        body = _adapter.dump_json(event)
+    except PydanticSerializationError as exc:
+        raise InvalidArgumentError(f"a {type(event).__name__} cannot be written: {exc}") from exc
     if len(body) > FACT_BYTES_MAX:
         raise InvalidArgumentError(
             f"a {type(event).__name__} of {len(body)} bytes is over the {FACT_BYTES_MAX} that a fact may have",
@@ -45,12 +50,12 @@ def encode(event: Event) -> bytes:
 
 
 def decode_body(data: bytes, *, type_name: str, schema: int) -> Event | UnknownEvent:
-    """The fact in a body of the given type and schema version.
+    """The fact in a body of the given type and schema version; one newer than this program is an unknown one.
 
     Raises:
         CorruptError: If a body of a known type does not fit it.
     """
-    if type_name not in _known:
+    if type_name not in _known or schema > SCHEMA_VERSION:
         return UnknownEvent(type_name)
     try:
         if (type_name, schema) in UPCASTERS:

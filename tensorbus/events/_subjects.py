@@ -1,7 +1,7 @@
 """Subjects are built and parsed here and nowhere else.
 
-``<prefix>.ev.<kind>.<id>.<author>``: the id is a hash of the user's text (``docs/spec/ids.md``), the author is last so that
-NATS permissions stop a worker from speaking for another.
+``<prefix>.ev.<kind>.<id>.<author>``: the id is a hash of the user's text (``docs/spec/ids.md``), the author is last so
+that NATS permissions stop a worker from speaking for another.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from tensorbus.events._facts import (
 from tensorbus.ids import WorkerId, subject_token
 
 CONTESTED: Final = frozenset({"artifact", "key", "series", "session", "instance", "trunc", "fold", "role"})
-"""Kinds that several authors may write: every fact of them is compared and appended on ``<prefix>.ev.<kind>.<id>.*``."""
+"""Kinds that several authors may write: each fact of them is compared and appended on ``<prefix>.ev.<kind>.<id>.*``."""
 
 
 @dataclass(frozen=True, slots=True, order=True)

@@ -1,20 +1,24 @@
 """The Directory: which artifacts, names, replicas, leases and sessions there are, folded from the log.
 
-One mutator, :meth:`Directory.apply`; everything else reads. It is total and never raises on a decoded fact: the message is
-in the log already, and all that is left to decide is whether it counts. It reads no clock, no network and no random source.
+One mutator, :meth:`Directory.apply`; everything else reads. It is total and never raises on a decoded fact: the
+message is in the log already, and all that is left to decide is whether it counts. It reads no clock, no network and
+no random source.
 """
 
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterator
 
+from tensorbus.errors import CorruptError, InvalidArgumentError
 from tensorbus.events import Aggregate, AnyRecorded, Event, Recorded, Subjects, UnknownEvent, aggregate_of
 from tensorbus.ids import ArtifactId, Incarnation, WorkerId
+from tensorbus.lifecycle import _canon as canon
 from tensorbus.lifecycle import _fold_artifacts as artifacts
 from tensorbus.lifecycle import _fold_names as names
 from tensorbus.lifecycle import _fold_sessions as sessions
-from tensorbus.lifecycle._hash import StateHash
-from tensorbus.lifecycle._records import Artifact, Key, Series, Session, Touched, Verdict
+from tensorbus.lifecycle._hash import StateHash, hash_of
+from tensorbus.lifecycle._records import Artifact, Key, ReplicaKey, Series, Session, Touched, Verdict
+from tensorbus.lifecycle._validate import violations
 
 FOLD_VERSION = 1
 """Raised when the meaning of the fold changes; a snapshot states it."""
@@ -30,6 +34,8 @@ class Directory:
         unknown: How many facts of unknown type were passed over; above 0 the state is degraded.
         orphans: Live artifacts without any replica, oldest first, each with the worker's life that owes its end (its
             caller's lease ended there), or ``None``: a witness owes it.
+        by_worker: The artifacts of which a worker holds a replica.
+        by_lessor: The artifacts on which a worker granted a caller's lease that has not ended.
     """
 
     def __init__(self, subjects: Subjects | None = None) -> None:
@@ -43,10 +49,12 @@ class Directory:
         self.by_digest: dict[tuple[str, str], dict[ArtifactId, None]] = {}
         self.by_view: dict[tuple[str, ArtifactId], ArtifactId] = {}
         self.by_worker: dict[WorkerId, dict[tuple[str, ArtifactId], None]] = {}
+        self.by_lessor: dict[WorkerId, dict[tuple[str, ArtifactId], None]] = {}
         self.orphans: dict[tuple[str, ArtifactId], tuple[WorkerId, Incarnation] | None] = {}
         self.dropped: dict[str, int] = {}
         self.gaps = 0
         self.unknown = 0
+        self._keys_shared: dict[ReplicaKey, ReplicaKey] = {}
         self._hash = StateHash(self._entity_text)
 
     # -- the one mutator ---------------------------------------------------------------------------------------------
@@ -58,15 +66,15 @@ class Directory:
         self.seq = recorded.seq
         if isinstance(recorded.event, UnknownEvent):
             self.unknown += 1
-            about, _ = self.subjects.parse(recorded.subject)
-            self._move_head(about, recorded.seq)
+            self._move_head(self._place(recorded.subject), recorded.seq)
             return self._drop("unknown")
         about = aggregate_of(recorded.event)
         why = self._refuse(about, recorded)
-        self._move_head(about, recorded.seq)
+        # The server compares on the subject, whatever the body says: that aggregate's next append must name this one.
+        self._move_head(self._place(recorded.subject) if why == "subject" else about, recorded.seq)
         if why:
             return self._drop(why)
-        verdict = self._evolve(recorded)
+        verdict = self._evolve(about.kind, recorded)
         if not verdict.kept:
             return self._drop(verdict.why)
         for touched in verdict.touched:
@@ -82,8 +90,14 @@ class Directory:
             return "" if recorded.headers.expected == self.heads.get(about, 0) else "sequence"
         return ""
 
-    def _evolve(self, recorded: Recorded[Event]) -> Verdict:
-        kind = aggregate_of(recorded.event).kind
+    def _place(self, subject: str) -> Aggregate | None:
+        """The aggregate on whose fence a message lies, or ``None`` if it lies on none of ours."""
+        try:
+            return self.subjects.parse(subject)[0]
+        except InvalidArgumentError:
+            return None
+
+    def _evolve(self, kind: str, recorded: Recorded[Event]) -> Verdict:
         if kind == "session":
             return sessions.evolve(self, recorded)
         author = self.sessions.get(recorded.headers.author)
@@ -98,10 +112,10 @@ class Directory:
             self._hash.mark(Touched("session", "", author.worker))
         if kind in ("key", "series"):
             return names.evolve(self, recorded)
-        return artifacts.evolve(self, recorded)
+        return artifacts.evolve(self, recorded, author)
 
-    def _move_head(self, about: Aggregate, seq: int) -> None:
-        if about.contested:
+    def _move_head(self, about: Aggregate | None, seq: int) -> None:
+        if about is not None and about.contested:
             self.heads[about] = seq
             self._hash.mark(about)
 
@@ -116,7 +130,7 @@ class Directory:
         return self.heads.get(about, 0)
 
     def artifact(self, tenant: str, artifact: ArtifactId) -> Artifact | None:
-        """The newest life of an artifact under that id, live or destroyed; a ``tb1:`` id also finds what is linked to it."""
+        """The newest life of an artifact under that id, live or destroyed; a ``tb1:`` id also finds its links."""
         found = self.artifacts.get((tenant, artifact))
         if found is not None and found.live:
             return found
@@ -153,17 +167,43 @@ class Directory:
         """Canonical hash of the whole state, equal for any two folds of the same messages."""
         return self._hash.hex()
 
+    def full_hash(self) -> str:
+        """The same hash, computed from the whole state instead of its changes; for tests and restored snapshots."""
+        return hash_of(self._texts())
+
+    def validate(self) -> None:
+        """Check that all indexes agree; for tests and restored snapshots. Costs as much as the whole state.
+
+        Raises:
+            CorruptError: If something contradicts itself; the message says what.
+        """
+        found = tuple(violations(self))
+        if found:
+            raise CorruptError(f"the directory at {self.seq} contradicts itself: {'; '.join(found)}", seq=self.seq)
+
+    def shared_key(self, key: ReplicaKey) -> ReplicaKey:
+        """One object for all equal keys of whole copies, of which there are few: a worker, a tier."""
+        return self._keys_shared.setdefault(key, key) if key.view is None else key
+
+    def _texts(self) -> Iterator[str]:
+        yield from (canon.head_text(about, seq) for about, seq in self.heads.items())
+        yield from map(canon.session_text, self.sessions.values())
+        yield from (canon.key_text(tenant, key) for (tenant, _), key in self.keys.items())
+        yield from (canon.series_text(tenant, series) for (tenant, _), series in self.series.items())
+        yield from (canon.artifact_text(record, self.orphans.get(where)) for where, record in self.artifacts.items())
+
     def _entity_text(self, key: Hashable) -> str | None:
         if isinstance(key, Aggregate):
-            return f"head {key.kind} {key.token} {self.heads[key]}"
+            return canon.head_text(key, self.heads[key])
         if not isinstance(key, Touched):
             return None
         match key.kind:
             case "session":
-                return repr(self.sessions.get(WorkerId(key.name)))
+                return canon.session_text(self.sessions[WorkerId(key.name)])
             case "key":
-                return f"{key.tenant!r} {self.keys.get((key.tenant, key.name))!r}"
+                return canon.key_text(key.tenant, self.keys[key.tenant, key.name])
             case "series":
-                return f"{key.tenant!r} {self.series.get((key.tenant, key.name))!r}"
+                return canon.series_text(key.tenant, self.series[key.tenant, key.name])
             case _:
-                return repr(self.artifacts.get((key.tenant, ArtifactId(key.name))))
+                where = (key.tenant, ArtifactId(key.name))
+                return canon.artifact_text(self.artifacts[where], self.orphans.get(where))

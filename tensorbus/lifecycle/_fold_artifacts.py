@@ -26,6 +26,7 @@ from tensorbus.lifecycle._records import (
     Key,
     Replica,
     ReplicaKey,
+    Session,
     Touched,
     Verdict,
 )
@@ -34,10 +35,10 @@ if TYPE_CHECKING:
     from tensorbus.lifecycle._directory import Directory
 
 
-def evolve(state: Directory, recorded: Recorded[Event]) -> Verdict:
+def evolve(state: Directory, recorded: Recorded[Event], author: Session) -> Verdict:
     match recorded.event:
         case ArtifactPut() | ArtifactRegistered() as fact:
-            return _born(state, recorded, fact)
+            return _born(state, recorded, fact, author)
         case (
             ArtifactDigested()
             | ViewDefined()
@@ -50,12 +51,14 @@ def evolve(state: Directory, recorded: Recorded[Event]) -> Verdict:
             record = state.artifacts.get((fact.tenant, fact.artifact))
             if record is None or not record.live:
                 return Verdict(False, "destroyed" if record else "missing")
-            return _changed(state, record, recorded)
+            return _changed(state, record, recorded, author)
         case _:
             return Verdict(False, "unknown")
 
 
-def _born(state: Directory, recorded: Recorded[Event], fact: ArtifactPut | ArtifactRegistered) -> Verdict:
+def _born(
+    state: Directory, recorded: Recorded[Event], fact: ArtifactPut | ArtifactRegistered, author: Session
+) -> Verdict:
     where = (fact.tenant, fact.artifact)
     before = state.artifacts.get(where)
     if before is not None and before.live:
@@ -63,6 +66,7 @@ def _born(state: Directory, recorded: Recorded[Event], fact: ArtifactPut | Artif
     if before is not None and (fact.digest is None or before.digest != fact.digest):
         return Verdict(False, "conflict")  # an id names the same bytes for good, also after its artifact ended
     record = Artifact(
+        where=where,
         tenant=fact.tenant,
         artifact=fact.artifact,
         digest=fact.digest,
@@ -72,8 +76,8 @@ def _born(state: Directory, recorded: Recorded[Event], fact: ArtifactPut | Artif
         key=fact.key,
         born=recorded.seq,
         born_ns=recorded.time_ns,
-        author=recorded.headers.author,
-        incarnation=recorded.headers.incarnation,
+        author=author.worker,
+        incarnation=author.incarnation,
         principal=recorded.headers.principal,
     )
     state.artifacts[where] = record
@@ -81,8 +85,11 @@ def _born(state: Directory, recorded: Recorded[Event], fact: ArtifactPut | Artif
     lease = None
     if isinstance(fact, ArtifactRegistered):
         lease = fact.lease
-        record.leases[lease] = CallerLease(
-            lease, fact.artifact, record.author, LeasePurpose.REGISTER, fact.holder, fact.ttl_ns, recorded.seq
+        purpose = LeasePurpose.REGISTER
+        add_lease(
+            state,
+            record,
+            CallerLease(lease, record.artifact, record.author, purpose, fact.holder, fact.ttl_ns, recorded.seq),
         )
     add_replica(
         state,
@@ -92,8 +99,7 @@ def _born(state: Directory, recorded: Recorded[Event], fact: ArtifactPut | Artif
     return _kept(record)
 
 
-def _changed(state: Directory, record: Artifact, recorded: Recorded[Event]) -> Verdict:
-    author = recorded.headers.author
+def _changed(state: Directory, record: Artifact, recorded: Recorded[Event], author: Session) -> Verdict:
     match recorded.event:
         case ArtifactDigested() as fact:
             if record.digest is not None:
@@ -103,32 +109,42 @@ def _changed(state: Directory, record: Artifact, recorded: Recorded[Event]) -> V
         case ViewDefined() as fact:
             if fact.view in record.views:
                 return Verdict(False, "duplicate")
+            if (fact.tenant, fact.view) in state.by_view:
+                return Verdict(False, "conflict")  # an id is made from base and definition: never of two bases
             record.views[fact.view] = fact.definition
-            state.by_view[fact.tenant, fact.view] = fact.artifact
+            state.by_view[fact.tenant, fact.view] = record.artifact
         case ArtifactDestroyed() as fact:
             return _destroyed(state, record, recorded, fact.reason)
         case ReplicaAdded() as fact:
             if fact.view is not None and fact.view not in record.views:
                 return Verdict(False, "missing")
+            nbytes = record.nbytes if fact.nbytes == record.nbytes else fact.nbytes  # one int object for all copies
             add_replica(
                 state,
                 record,
-                Replica(author, recorded.headers.incarnation, fact.tier, fact.view, fact.nbytes, None, recorded.seq),
+                Replica(author.worker, author.incarnation, fact.tier, fact.view, nbytes, None, recorded.seq),
             )
         case ReplicaDropped() as fact:
-            if not drop_replica(state, record, ReplicaKey(author, fact.view, fact.tier)):
+            if not drop_replica(state, record, ReplicaKey(author.worker, fact.view, fact.tier)):
                 return Verdict(False, "missing")
         case CallerLeaseGranted() as fact:
-            record.leases[fact.lease] = CallerLease(
-                fact.lease, fact.artifact, author, fact.purpose, fact.holder, fact.ttl_ns, recorded.seq
+            known = record.leases.get(fact.lease)
+            if known is not None:
+                return Verdict(False, "duplicate" if known.worker == author.worker else "conflict")
+            add_lease(
+                state,
+                record,
+                CallerLease(
+                    fact.lease, record.artifact, author.worker, fact.purpose, fact.holder, fact.ttl_ns, recorded.seq
+                ),
             )
         case CallerLeaseEnded() as fact:
             held = record.leases.get(fact.lease)
-            if held is None or held.worker != author:
+            if held is None or held.worker != author.worker:
                 return Verdict(False, "missing")
-            del record.leases[fact.lease]
+            drop_lease(state, record, held)
             for replica in [r for r in record.replicas.values() if r.lease == fact.lease]:
-                drop_replica(state, record, replica.key, (author, recorded.headers.incarnation))
+                drop_replica(state, record, replica.key, (author.worker, author.incarnation))
     return _kept(record)
 
 
@@ -144,6 +160,8 @@ def _destroyed(state: Directory, record: Artifact, recorded: Recorded[Event], re
         touched.append(Touched("series", record.tenant, name))
     for replica in list(record.replicas):
         drop_replica(state, record, replica)
+    for lease in list(record.leases.values()):
+        drop_lease(state, record, lease)
     for view in record.views:
         state.by_view.pop((record.tenant, view), None)
     if record.digest is not None:
@@ -151,19 +169,18 @@ def _destroyed(state: Directory, record: Artifact, recorded: Recorded[Event], re
         linked.pop(record.artifact, None)
         if not linked:
             state.by_digest.pop((record.tenant, record.digest), None)
-    for index in (record.keys, record.versions, record.leases, record.views):
+    for index in (record.keys, record.versions, record.views):
         index.clear()
     record.destroyed, record.reason = recorded.seq, reason
-    state.orphans.pop((record.tenant, record.artifact), None)
+    state.orphans.pop(record.where, None)
     return Verdict(True, touched=tuple(touched))
 
 
 def add_replica(state: Directory, record: Artifact, replica: Replica) -> None:
     """Note a copy, and that its worker has something of the artifact."""
-    where = (record.tenant, record.artifact)
-    record.replicas[replica.key] = replica
-    state.by_worker.setdefault(replica.worker, {})[where] = None
-    state.orphans.pop(where, None)
+    record.replicas[state.shared_key(replica.key)] = replica
+    state.by_worker.setdefault(replica.worker, {})[record.where] = None
+    state.orphans.pop(record.where, None)
 
 
 def drop_replica(
@@ -172,15 +189,29 @@ def drop_replica(
     """Forget a copy; an artifact whose last one goes becomes an orphan. Says whether it was there."""
     if record.replicas.pop(key, None) is None:
         return False
-    where = (record.tenant, record.artifact)
     if not any(other.worker == key.worker for other in record.replicas):
-        of_worker = state.by_worker.get(key.worker, {})
-        of_worker.pop(where, None)
-        if not of_worker:
-            state.by_worker.pop(key.worker, None)
+        _unindex(state.by_worker, key.worker, record)
     if not record.replicas and record.live:
-        state.orphans[where] = owed_by
+        state.orphans[record.where] = owed_by
     return True
+
+
+def add_lease(state: Directory, record: Artifact, lease: CallerLease) -> None:
+    record.leases[lease.lease] = lease
+    state.by_lessor.setdefault(lease.worker, {})[record.where] = None
+
+
+def drop_lease(state: Directory, record: Artifact, lease: CallerLease) -> None:
+    del record.leases[lease.lease]
+    if not any(other.worker == lease.worker for other in record.leases.values()):
+        _unindex(state.by_lessor, lease.worker, record)
+
+
+def _unindex(index: dict[WorkerId, dict[tuple[str, ArtifactId], None]], worker: WorkerId, record: Artifact) -> None:
+    of_worker = index.get(worker, {})
+    of_worker.pop(record.where, None)
+    if not of_worker:
+        index.pop(worker, None)
 
 
 def _link(state: Directory, record: Artifact) -> None:

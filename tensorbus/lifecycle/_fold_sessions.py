@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from tensorbus.events import Event, Recorded, SessionEnded, SessionOpened, Tier
-from tensorbus.ids import ArtifactId, WorkerId
-from tensorbus.lifecycle._fold_artifacts import drop_replica
+from tensorbus.ids import WorkerId
+from tensorbus.lifecycle._fold_artifacts import drop_lease, drop_replica
 from tensorbus.lifecycle._records import Session, Touched, Verdict
 
 if TYPE_CHECKING:
@@ -59,12 +59,12 @@ def _ended(state: Directory, recorded: Recorded[Event], fact: SessionEnded) -> V
 
 def _forget_memory(state: Directory, worker: WorkerId) -> tuple[Touched, ...]:
     """Replicas in memory and leases go with the session; those on disk stay, absent until the worker is back."""
-    touched: list[Touched] = []
-    for tenant, artifact in list(state.by_worker.get(worker, ())):
-        record = state.artifacts[tenant, ArtifactId(artifact)]
+    indexed = (state.by_worker.get(worker, {}), state.by_lessor.get(worker, {}))  # a lease may outlive its replica
+    concerned = {where: None for index in indexed for where in index}
+    for where in concerned:
+        record = state.artifacts[where]
         for replica in [r for r in record.replicas.values() if r.worker == worker and r.tier != Tier.DISK]:
             drop_replica(state, record, replica.key)
         for lease in [held for held in record.leases.values() if held.worker == worker]:
-            del record.leases[lease.lease]
-        touched.append(Touched("artifact", tenant, artifact))
-    return tuple(touched)
+            drop_lease(state, record, lease)
+    return tuple(Touched("artifact", *where) for where in concerned)

@@ -78,8 +78,13 @@ class CallerLease:
 
 @dataclass(slots=True)
 class Artifact:
-    """One life of an artifact, from the fact that made it to the one that ends it."""
+    """One life of an artifact, from the fact that made it to the one that ends it.
 
+    Attributes:
+        where: Tenant and id, the one tuple that every index shares (a million replicas would each pay for their own).
+    """
+
+    where: tuple[str, ArtifactId]
     tenant: str
     artifact: ArtifactId
     digest: str | None
@@ -139,7 +144,7 @@ class Verdict:
     Attributes:
         kept: Whether the proposal became a fact.
         why: For a dropped one, a stable word: ``fenced``, ``sequence``, ``conflict``, ``destroyed``, ``missing``,
-            ``held``, ``duplicate``, ``unknown``.
+            ``held``, ``duplicate``, ``unknown``, ``subject`` (another's name or another's aggregate).
         touched: What changed.
     """
 

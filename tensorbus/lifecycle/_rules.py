@@ -1,12 +1,15 @@
 """The rules: what fact, if any, follows when somebody asks for a change. Pure; the shell appends what they return.
 
-Each returns the one fact to propose, or ``None`` when the state is as asked already, and raises a typed error when it cannot
-be. The fold has the last word at the fact's sequence, by the same conditions.
+Each returns the one fact to propose, or ``None`` when the state is as asked already, and raises a typed error when it
+cannot be. The fold has the last word at the fact's sequence, by the same conditions.
 """
 
 from __future__ import annotations
 
+import json
+from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Final
 
 from tensorbus.errors import ConflictError, NotFoundError
 from tensorbus.events import (
@@ -26,6 +29,9 @@ from tensorbus.events import (
 from tensorbus.ids import ArtifactId, Incarnation, WorkerId, is_system_id
 from tensorbus.lifecycle._directory import Directory
 from tensorbus.lifecycle._records import Artifact, Key, Series
+
+NAMES_BYTES_MAX: Final = 16 * 1024
+"""Room for the keys, and for the versions, that an :class:`ArtifactDestroyed` lists."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,9 +106,7 @@ def unbind(state: Directory, *, tenant: str, key: str) -> KeyUnbound:
     return KeyUnbound(tenant=tenant, key=key, artifact=known.artifact)
 
 
-def destroy(
-    state: Directory, *, tenant: str, artifact: ArtifactId, reason: DestroyReason
-) -> ArtifactDestroyed | None:
+def destroy(state: Directory, *, tenant: str, artifact: ArtifactId, reason: DestroyReason) -> ArtifactDestroyed | None:
     """Decide on ending an artifact everywhere; ``None`` if it has ended already, or was lost and has a replica again.
 
     Raises:
@@ -117,9 +121,21 @@ def destroy(
         tenant=tenant,
         artifact=record.artifact,
         reason=reason,
-        keys=tuple(sorted(record.keys))[:100],
-        versions=tuple(f"{name}@{number}" for name, number in sorted(record.versions))[:100],
+        keys=_some(sorted(record.keys)),
+        versions=_some(f"{name}@{number}" for name, number in sorted(record.versions)),
     )
+
+
+def _some(names: Iterable[str]) -> tuple[str, ...]:
+    """As many as a fact has room for (:data:`NAMES_BYTES_MAX` of JSON): they are for people, the fold has all."""
+    taken: list[str] = []
+    room = NAMES_BYTES_MAX
+    for name in names:
+        room -= len(json.dumps(name)) + 1
+        if room < 0:
+            break
+        taken.append(name)
+    return tuple(taken)
 
 
 def digested(
@@ -139,10 +155,14 @@ def define_view(
 
     Raises:
         NotFoundError: If the base is not there.
+        ConflictError: If the id is that of a view of another base.
     """
     record = live_artifact(state, tenant=tenant, artifact=artifact)
     if view in record.views:
         return None
+    other = state.by_view.get((tenant, view))
+    if other is not None:
+        raise ConflictError(f"view id {view!r} is taken by a view of {other!r}", artifact=other, view=view)
     return ViewDefined(tenant=tenant, artifact=record.artifact, view=view, definition=definition)
 
 
@@ -214,7 +234,10 @@ def version(state: Directory, *, tenant: str, name: str, number: int | None) -> 
     if series is None:
         raise NotFoundError(f"there is no series {name!r}", name=name)
     if number is None:
-        number = max(series.versions, default=0)
+        if not series.versions:
+            what = f"no version of {name!r} is left: their artifacts were destroyed"
+            raise NotFoundError(what, name=name, last=series.last)
+        number = max(series.versions)
     found = series.versions.get(number)
     if found is None:
         raise _missing_version(series, name, number)
@@ -224,8 +247,6 @@ def version(state: Directory, *, tenant: str, name: str, number: int | None) -> 
 def _missing_version(series: Series, name: str, number: int) -> NotFoundError:
     if 0 < number <= series.last:
         what = f"version {number} of {name!r} is gone: its artifact was destroyed"
-    elif number == 0:
-        what = f"no version of {name!r} is left: their artifacts were destroyed"
     else:
         what = f"there is no version {number} of {name!r}; the last is {series.last}"
     return NotFoundError(what, name=name, version=number, last=series.last)
@@ -233,7 +254,6 @@ def _missing_version(series: Series, name: str, number: int) -> NotFoundError:
 
 def missing_key(known: Key | None, key: str) -> NotFoundError:
     fate = {
-        "": "nothing has the key or id",
         "unbound": "it was unbound",
         "asked": "its artifact was destroyed",
         "lost": "its artifact was lost with the last worker that held it",

@@ -43,6 +43,8 @@ class LiveDirectory:
         """Take messages in, wake who waits, and tell the followers once."""
         touched: dict[Touched, None] = {}
         for recorded in batch:
+            if recorded.seq <= self.state.seq:
+                continue  # a repeat: its verdict is known already and must not become "duplicate"
             verdict = self.state.apply(recorded)
             if verdict.kept:
                 touched.update(dict.fromkeys(verdict.touched))
@@ -60,7 +62,7 @@ class LiveDirectory:
         self._wake()
 
     def verdict(self, seq: int) -> Verdict:
-        """What the fold did with an applied sequence (a drop older than the last 65,536 drops is not known any more)."""
+        """What the fold did with an applied sequence (a drop older than the last 65,536 is forgotten)."""
         why = self._verdicts.get(seq)
         return Verdict(True) if why is None else Verdict(False, why)
 

@@ -1,0 +1,60 @@
+"""Canonical text of each thing in the Directory: what the state's hash is made of.
+
+It is JSON of plain values, so it does not depend on the names of our classes; which values belong to it is fixed per
+``FOLD_VERSION``. What has no order by meaning is sorted, so that a state restored from a snapshot has the same text.
+"""
+
+from __future__ import annotations
+
+import json
+
+from tensorbus.events import Aggregate
+from tensorbus.ids import Incarnation, WorkerId
+from tensorbus.lifecycle._records import Artifact, Key, Series, Session
+
+
+def head_text(about: Aggregate, seq: int) -> str:
+    return _json("head", about.kind, about.token, seq)
+
+
+def session_text(session: Session) -> str:
+    life = (session.opened, session.opened_ns, session.ended, session.number)
+    says = (session.host, session.roles, session.data, session.control, session.pool_bytes, session.ttl_ns)
+    return _json("session", session.worker, session.incarnation, life, says, session.pid, session.version)
+
+
+def key_text(tenant: str, key: Key) -> str:
+    return _json("key", tenant, key.key, key.artifact, key.seq, key.gone)
+
+
+def series_text(tenant: str, series: Series) -> str:
+    return _json("series", tenant, series.name, series.last, sorted(series.versions.items()))
+
+
+def artifact_text(record: Artifact, owed_by: tuple[WorkerId, Incarnation] | None) -> str:
+    """Text of an artifact; ``owed_by`` says whose duty its end is, if it is without replicas."""
+    blob = record.manifest.blob
+    manifest = (record.manifest.inline, blob and (blob.digest, blob.nbytes, blob.chunks, blob.author))
+    birth = (record.born, record.born_ns, record.author, record.incarnation, record.principal, record.key)
+    replicas = sorted(
+        (r.worker, r.view or "", r.tier, r.incarnation, r.nbytes, r.lease or "", r.seq)
+        for r in record.replicas.values()
+    )
+    leases = sorted(
+        (c.lease, c.worker, c.purpose, c.holder, -1 if c.ttl_ns is None else c.ttl_ns, c.seq)
+        for c in record.leases.values()
+    )
+    return _json(
+        "artifact",
+        (record.tenant, record.artifact, record.digest, record.nbytes, record.tensors),
+        manifest,
+        birth,
+        replicas,
+        leases,
+        (sorted(record.views.items()), sorted(record.keys), sorted(record.versions)),
+        (record.destroyed, record.reason, owed_by),
+    )
+
+
+def _json(*values: object) -> str:
+    return json.dumps(values, separators=(",", ":"))
