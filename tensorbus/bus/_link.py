@@ -28,6 +28,7 @@ SERVER_MIN: Final = (2, 14)
 RECONNECT_WAIT_S: Final = 0.1
 CONNECT_TIMEOUT_S: Final = 2
 PING_INTERVAL_S: Final = 10
+CLOSE_S: Final = 1.0
 _GAVE_UP_POLL_S: Final = 0.5
 _REFUSED = re.compile(r"(?i)permissions violation for (publish|subscription) to \"?([^\" ]+)")
 
@@ -40,7 +41,7 @@ class Listener(Protocol):
         ...
 
     def on_refused(self, subject: str) -> None:
-        """The server refused a publish to, or a subscription of, a subject."""
+        """The server refused a publish to, or a subscription of, a subject, given in lower case."""
         ...
 
 
@@ -243,17 +244,32 @@ class Link:
 
     async def _on_error(self, exc: Exception) -> None:
         self._last_error = exc
+        if self._nc is not None and not self._nc.is_connected:
+            _close_transport(self._nc)
         refused = _REFUSED.search(str(exc))
         if refused is None:
             log.debug("nats: %s", exc)
             return
         for listener in tuple(self._listeners):
-            listener.on_refused(refused[2].strip("'\""))
+            listener.on_refused(refused[2].strip("'\"").lower())
 
 
 async def _close_client(nc: Client) -> None:
-    with contextlib.suppress(OSError, NatsError, AttributeError):
-        await nc.close()
+    """Close in an orderly way, or, where the server does not read, without its consent."""
+    try:
+        async with asyncio.timeout(CLOSE_S):
+            await nc.close()
+    except (TimeoutError, OSError, NatsError, AttributeError):
+        writer = getattr(getattr(nc, "_transport", None), "_io_writer", None)
+        if writer is not None:
+            writer.transport.abort()
+
+
+def _close_transport(nc: Client) -> None:
+    """Close the socket of an attempt that failed: nats-py replaces it with the next one's and forgets it."""
+    transport = getattr(nc, "_transport", None)
+    if transport is not None:
+        transport.close()
 
 
 def _without_password(url: str) -> str:

@@ -85,8 +85,8 @@ class Requests:
 
     def on_refused(self, subject: str) -> None:
         for entry in self._waiting.values():
-            if entry.subject == subject and not entry.future.done():
-                entry.future.set_exception(DeniedError(f"the server refuses {subject}", subject=subject))
+            if entry.subject.lower() == subject and not entry.future.done():
+                entry.future.set_exception(DeniedError(f"the server refuses {entry.subject}", subject=entry.subject))
 
     async def request(
         self,

@@ -17,9 +17,11 @@ import threading
 import urllib.error
 import urllib.request
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
+from tensorbus.bus._port import StreamLimits
 from tensorbus.clock import NS_PER_S, Clock, Deadline, SystemClock
 from tensorbus.errors import ConflictError, OutOfSpaceError, TensorbusError, UnavailableError
 
@@ -27,6 +29,8 @@ MAX_PAYLOAD_BYTES: Final = 8 << 20
 LOCK_GRACE_S: Final = 0.5
 POLL_S: Final = 0.005
 LOG_TAIL_LINES: Final = 15
+DISK_SHARE: Final = 0.8
+FREE_BYTES_MIN: Final = 1 << 20
 _PR_SET_PDEATHSIG: Final = 1
 _NO_SPACE: Final = ("no space left", "disk quota", "insufficient storage", "file size limit")
 
@@ -149,7 +153,30 @@ class EmbeddedServer:
 
     def healthy(self) -> bool:
         """Whether the server says that it and its streams are well."""
-        return self._health() == ""
+        return self.problem() == ""
+
+    def problem(self) -> str:
+        """Empty if all is well, else what is wrong.
+
+        A stream that met a full disk answers nobody until the server is started again, and only this tells why.
+        """
+        if not self._monitor:
+            return "it has not started"
+        try:
+            with urllib.request.urlopen(f"{self._monitor}/healthz", timeout=1.0) as answer:
+                return "" if answer.status == 200 else f"status {answer.status}"
+        except urllib.error.HTTPError as exc:
+            with exc:
+                return exc.read(1000).decode("utf-8", "replace")
+        except OSError as exc:
+            return str(exc)
+
+    def limits(self) -> StreamLimits:
+        """Limits that leave a part of the disk free, so that a log that grows is refused before the disk is full."""
+        self.home.mkdir(parents=True, exist_ok=True)
+        room = int(shutil.disk_usage(self.home).free * DISK_SHARE)
+        defaults = StreamLimits()
+        return replace(defaults, log_bytes_max=min(defaults.log_bytes_max, max(room, 1)))
 
     def _lock(self) -> int:
         """The locked pid file. A server whose parent was killed needs a moment to end, so that long is waited."""
@@ -198,23 +225,10 @@ class EmbeddedServer:
             if not known and (found := _read_ports(ports_file)) is not None:
                 self._port, self._monitor = found
                 known = True
-            if known and (health := self._health()) == "":
+            if known and (health := self.problem()) == "":
                 return
             threading.Event().wait(POLL_S)
         raise self._failed(f"was not healthy within {self._start_timeout_s} s: {health}")
-
-    def _health(self) -> str:
-        """Empty if all is well, else what is wrong."""
-        if not self._monitor:
-            return "it has not started"
-        try:
-            with urllib.request.urlopen(f"{self._monitor}/healthz", timeout=1.0) as answer:
-                return "" if answer.status == 200 else f"status {answer.status}"
-        except urllib.error.HTTPError as exc:
-            with exc:
-                return exc.read(1000).decode("utf-8", "replace")
-        except OSError as exc:
-            return str(exc)
 
     def _log_tail(self) -> str:
         try:
@@ -226,6 +240,7 @@ class EmbeddedServer:
     def _failed(self, what: str) -> TensorbusError:
         tail = self._log_tail()
         full = any(sign in f"{tail} {what}".lower() for sign in _NO_SPACE)
+        full = full or shutil.disk_usage(self.home).free < FREE_BYTES_MIN  # then it cannot even say so
         cls = OutOfSpaceError if full else UnavailableError
         return cls(f"nats-server in {self.home} {what}; the end of its log:\n{tail or '(empty)'}", home=str(self.home))
 

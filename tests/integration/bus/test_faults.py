@@ -287,3 +287,42 @@ async def test_too_many_bytes_at_once_are_refused(server: EmbeddedServer, connec
     assert sum(isinstance(outcome, OutOfSpaceError) for outcome in outcomes) == 16
     assert all(isinstance(outcome, (OutOfSpaceError, DeadlineExceededError)) for outcome in outcomes)
     assert await bus.last_seq(deadline=soon()) > 0
+
+
+async def test_a_client_that_gives_up_is_replaced(connect: Connect) -> None:
+    bus = await connect()
+    written = await fill(bus, 2)
+    async with bus.read(bus.subjects.facts, after=0) as reader:
+        assert seqs(await take(reader, 2)) == written
+        await bus._link.client.close()  # as after an authorization error
+        more = await fill(bus, 2)
+        assert seqs(await take(reader, 2)) == more
+
+
+async def test_a_half_open_connection_is_noticed(connect: Connect, monkeypatch: pytest.MonkeyPatch) -> None:
+    bus = await connect()
+    written = await fill(bus, 2)
+    async with bus.read(bus.subjects.facts, after=0) as reader:
+        assert seqs(await take(reader, 2)) == written
+        transport = bus._link.client._transport
+        transport._io_writer.transport.abort()  # type: ignore[attr-defined,union-attr]
+        more = await fill(bus, 2)
+        assert seqs(await take(reader, 2)) == more
+
+
+async def test_closing_does_not_wait_for_a_stopped_server(server: EmbeddedServer, connect: Connect) -> None:
+    bus = await connect()
+    assert server.pid is not None
+    os.kill(server.pid, signal.SIGSTOP)
+    writing = [
+        asyncio.create_task(
+            bus.publish("tb.ev.replica.x.w1", bytes(1 << 20), headers={MSG_ID: str(n)}, deadline=soon())
+        )
+        for n in range(40)
+    ]
+    await asyncio.sleep(0.2)
+    async with asyncio.timeout(5):
+        await bus.close()
+        outcomes = await asyncio.gather(*writing, return_exceptions=True)
+    os.kill(server.pid, signal.SIGCONT)
+    assert all(isinstance(outcome, UnavailableError) for outcome in outcomes)

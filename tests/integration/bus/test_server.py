@@ -13,10 +13,10 @@ from pathlib import Path
 
 import pytest
 
-from tensorbus.bus import EmbeddedServer, NatsBus
+from tensorbus.bus import EmbeddedServer, NatsBus, provision
 from tensorbus.bus import _server as server_module
 from tensorbus.clock import Deadline
-from tensorbus.errors import ConflictError, UnavailableError
+from tensorbus.errors import ConflictError, OutOfSpaceError, UnavailableError
 from tensorbus.testing._bus_contract import soon
 
 pytestmark = pytest.mark.integration
@@ -168,3 +168,22 @@ async def test_a_killed_one_starts_again(home: Path) -> None:
         await asyncio.to_thread(server.start)
         assert server.url == url
         assert server.healthy()
+
+
+def test_a_full_disk_is_told_as_such(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (home / "nats").mkdir()
+    (home / "nats" / "jetstream").write_text("something that makes it fail")
+    usage = server_module.shutil.disk_usage(home)._replace(free=0)
+    monkeypatch.setattr(server_module.shutil, "disk_usage", lambda _path: usage)
+    with pytest.raises(OutOfSpaceError):
+        EmbeddedServer(home / "nats").start()
+    assert EmbeddedServer(home / "nats").limits().log_bytes_max == 1
+
+
+async def test_limits_leave_room_on_the_disk(home: Path) -> None:
+    with EmbeddedServer(home / "nats") as server:
+        limits = server.limits()
+        assert 0 < limits.log_bytes_max <= server_module.shutil.disk_usage(home).free
+        bus = await NatsBus.connect(server.url)
+        await provision(bus, limits=limits, deadline=soon())
+        await bus.close()
