@@ -1,4 +1,4 @@
-"""One worker's voice on the log: every fact it says goes through here, and counts once the worker's own fold kept it."""
+"""One worker's voice on the log: every fact it says goes through here, and counts once its own fold kept it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tensorbus.errors import (
 )
 from tensorbus.events import Event, Headers, aggregate_of
 from tensorbus.feeds._feed import DirectoryFeed
-from tensorbus.ids import EventId, IdSource, Incarnation, WorkerId, new_event_id
+from tensorbus.ids import IdSource, Incarnation, WorkerId, new_event_id
 from tensorbus.lifecycle import Directory
 from tensorbus.telemetry import traceparent
 

@@ -3,6 +3,8 @@
 Pure mechanics: it knows neither artifacts nor the log. Neighbours use what is re-exported here.
 """
 
+from tensorbus.transport._bulk_client import BulkClient, OpenedSource
+from tensorbus.transport._bulk_server import BulkOwner, BulkServer, BulkSink, BulkSource
 from tensorbus.transport._channel import Channel, PeerInfo, SocketChannel
 from tensorbus.transport._connection import Connection, Push, Reply
 from tensorbus.transport._copy import copy_and_hash, default_threads, hash_bytes
@@ -11,11 +13,25 @@ from tensorbus.transport._frames import Decoder, Frame, LocalProtocolError, Remo
 from tensorbus.transport._maps import PinnedMap, map_private, map_shared
 from tensorbus.transport._memory import MemoryChannel, memory_pair
 from tensorbus.transport._pool import PinWatch, Pool, PoolStats, Segment, SegmentState
+from tensorbus.transport._rendezvous import (
+    WorkerCard,
+    is_locked,
+    living_workers,
+    locked,
+    remove_card,
+    run_dir,
+    write_card,
+)
 from tensorbus.transport._segments import page_round
 from tensorbus.transport._serving import Handler, PeerSession, Request, serve, serve_listener
 from tensorbus.transport._sockets import Listener, connect_tcp, connect_unix, listen_tcp, listen_unix
 
 __all__ = [
+    "BulkClient",
+    "BulkOwner",
+    "BulkServer",
+    "BulkSink",
+    "BulkSource",
     "Channel",
     "Connection",
     "Decoder",
@@ -25,6 +41,7 @@ __all__ = [
     "Listener",
     "LocalProtocolError",
     "MemoryChannel",
+    "OpenedSource",
     "PeerInfo",
     "PeerSession",
     "PinWatch",
@@ -38,18 +55,25 @@ __all__ = [
     "Segment",
     "SegmentState",
     "SocketChannel",
+    "WorkerCard",
     "connect_tcp",
     "connect_unix",
     "copy_and_hash",
     "default_threads",
     "encode",
     "hash_bytes",
+    "is_locked",
     "listen_tcp",
     "listen_unix",
+    "living_workers",
+    "locked",
     "map_private",
     "map_shared",
     "memory_pair",
     "page_round",
+    "remove_card",
+    "run_dir",
     "serve",
     "serve_listener",
+    "write_card",
 ]

@@ -1,0 +1,247 @@
+"""What a worker with a pool answers over its unix socket: memory to fill, artifacts to map, leases to hold."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+
+from tensorbus.errors import ConflictError, InvalidArgumentError, NotFoundError
+from tensorbus.events import LeasePurpose
+from tensorbus.ids import ArtifactId, LeaseId, new_lease_id
+from tensorbus.lifecycle import Artifact, rules
+from tensorbus.model import Layout, Manifest
+from tensorbus.transport import Fds, Pool, Reply, Request, Segment, page_round
+from tensorbus.workers import _requests as ask
+from tensorbus.workers._callers import Caller
+from tensorbus.workers._core import Core
+from tensorbus.workers._directory_ops import Op
+from tensorbus.workers._fetch import Fetches
+from tensorbus.workers._info import artifact_info
+from tensorbus.workers._leases import Leases
+from tensorbus.workers._puts import Incoming, Lease, Puts, Taken, digest_held, known_outcome
+from tensorbus.workers._store import Held, Store
+
+
+class BytesOps:
+    """Operations on memory. What a connection was given and did not hand in goes back when it ends."""
+
+    def __init__(self, core: Core, *, pool: Pool, store: Store, puts: Puts, fetches: Fetches, leases: Leases) -> None:
+        self._core = core
+        self._pool = pool
+        self._store = store
+        self._puts = puts
+        self._fetches = fetches
+        self._leases = leases
+        self._filling: dict[tuple[int, int], tuple[Caller, Segment]] = {}
+
+    def table(self) -> dict[str, Op]:
+        return {
+            "alloc": self.alloc,
+            "commit": self.commit,
+            "abort": self.abort,
+            "register": self.register,
+            "renew": self.renew,
+            "release": self.release,
+            "pin": self.pin,
+            "open": self.open,
+        }
+
+    def gone(self, caller: Caller) -> None:
+        """A connection ended: its unfinished segments go back, its own memory is served no longer."""
+        for place in [place for place, (owner, _) in self._filling.items() if owner is caller]:
+            self._filling.pop(place)[1].release()
+        self._leases.gone(caller)
+
+    # -- filling ------------------------------------------------------------------------------------------------------
+
+    async def alloc(self, caller: Caller, request: Request) -> Reply:
+        asked = ask.parse(ask.Alloc, request.args, op="alloc")
+        self._need_descriptors(caller)
+        writer = caller.id
+        if asked.purpose == "empty":
+            # A name of its own: memory that the user has in hand is never offered again as a buffer for a put.
+            writer = f"{caller.id}/{self._core.ids.hex(4)}"
+        segment = self._pool.allocate(asked.nbytes, tenant=caller.tenant, writer=writer, fresh=asked.fresh)
+        segment.label = f"memory of process {caller.pid}"
+        data: dict[str, object] = {
+            "segment": segment.id,
+            "generation": segment.generation,
+            "nbytes": segment.nbytes,
+            "capacity": segment.capacity_bytes,
+            "mapped": segment.writer_mapped,
+        }
+        try:
+            fds = () if segment.writer_mapped else segment.open_writer()
+        except BaseException:
+            segment.release()
+            raise
+        self._filling[segment.id, segment.generation] = caller, segment
+        return Reply(data, fds=Fds(fds))
+
+    async def abort(self, caller: Caller, request: Request) -> Reply:
+        asked = ask.parse(ask.SegmentAsk, request.args, op="abort")
+        self._take_filling(caller, asked.segment, asked.generation).release()
+        return Reply({})
+
+    async def commit(self, caller: Caller, request: Request) -> Reply:
+        asked = ask.parse(ask.Commit, request.args, op="commit")
+        manifest = Manifest.from_json(bytes(request.body))
+        parts = self._take_parts(caller, [(asked.segment, asked.generation)])
+        incoming = self._incoming(caller, asked, manifest, parts, lease=None)
+        taken = await self._carry(caller, incoming, request, name="put")
+        return self._taken(caller, taken)
+
+    async def register(self, caller: Caller, request: Request) -> Reply:
+        asked = ask.parse(ask.Register, request.args, op="register")
+        manifest = Manifest.from_json(bytes(request.body))
+        parts = self._take_parts(caller, asked.parts)
+        lease = Lease(id=new_lease_id(self._core.ids), holder=caller.id, ttl_s=asked.lease_s)
+        incoming = self._incoming(caller, asked, manifest, parts, lease=lease)
+        if (asked.sealed or asked.id is not None) and not manifest.digested:
+            probe = Held(caller.tenant, ArtifactId(""), parts, incoming.layout, manifest)
+            digested = await asyncio.to_thread(digest_held, probe)
+            incoming = self._incoming(caller, asked, digested, parts, lease=lease)
+        taken = await self._carry(caller, incoming, request, name="register")
+        reply = self._taken(caller, taken)
+        return Reply({**reply.data, "lease": lease.id})
+
+    async def _carry(self, caller: Caller, incoming: Incoming, request: Request, *, name: str) -> Taken:
+        """Bring the put to its end in the worker's own time; the caller waits as long as it likes."""
+        return await self._core.finish(self._take(caller, incoming), name=name)
+
+    async def _take(self, caller: Caller, incoming: Incoming) -> Taken:
+        taken = await self._puts.take(incoming, deadline=known_outcome())
+        if incoming.lease is not None:
+            self._begin(caller, incoming, taken)
+        elif caller.session.closed and not taken.existed and incoming.key is None and incoming.given is None:
+            # Nobody was told its name, so nobody could ever use or destroy it.
+            await self._puts.abandon(incoming.tenant, taken.artifact, principal=incoming.principal)
+        return taken
+
+    def _begin(self, caller: Caller, incoming: Incoming, taken: Taken) -> None:
+        lease = incoming.lease
+        assert lease is not None, "only registrations begin a lease"
+        self._leases.began(
+            lease.id,
+            tenant=incoming.tenant,
+            artifact=taken.artifact,
+            purpose=LeasePurpose.REGISTER,
+            ttl_s=lease.ttl_s,
+        )
+        caller.leases[lease.id] = None
+        if caller.session.closed:
+            self._leases.gone(caller)
+
+    def _incoming(
+        self,
+        caller: Caller,
+        asked: ask.Birth,
+        manifest: Manifest,
+        parts: tuple[Segment, ...],
+        *,
+        lease: Lease | None,
+    ) -> Incoming:
+        try:
+            layout = Layout.from_json(json.dumps(asked.layout), manifest)
+            space = sum(page_round(part.nbytes) for part in parts[:-1]) + parts[-1].nbytes
+            if layout.nbytes > space:
+                raise InvalidArgumentError(f"the layout needs {layout.nbytes} bytes, the memory has {space}")
+        except BaseException:
+            for part in parts:
+                part.release()
+            raise
+        return Incoming(
+            tenant=caller.tenant,
+            principal=caller.id,
+            parts=parts,
+            layout=layout,
+            manifest=manifest,
+            given=asked.id,
+            key=asked.key,
+            rebind=asked.rebind,
+            lease=lease,
+        )
+
+    def _take_parts(self, caller: Caller, places: list[tuple[int, int]]) -> tuple[Segment, ...]:
+        if len(set(places)) != len(places):
+            raise InvalidArgumentError("a segment is named twice")
+        for segment, generation in places:
+            self._find_filling(caller, segment, generation)
+        return tuple(self._take_filling(caller, segment, generation) for segment, generation in places)
+
+    def _take_filling(self, caller: Caller, segment: int, generation: int) -> Segment:
+        found = self._find_filling(caller, segment, generation)
+        del self._filling[segment, generation]
+        return found
+
+    def _find_filling(self, caller: Caller, segment: int, generation: int) -> Segment:
+        owner, found = self._filling.get((segment, generation), (None, None))
+        if found is None or owner is not caller:
+            raise NotFoundError(
+                f"this connection has no segment {segment} (generation {generation}) to fill",
+                segment=segment,
+                generation=generation,
+            )
+        return found
+
+    def _taken(self, caller: Caller, taken: Taken) -> Reply:
+        record = self._core.state.artifact(caller.tenant, taken.artifact)
+        if record is None or not record.live:
+            raise ConflictError(
+                f"artifact {taken.artifact!r} was destroyed by another caller as soon as it was put",
+                artifact=taken.artifact,
+            )
+        info = artifact_info(self._core.state, record)
+        return Reply({"artifact": info, "position": taken.position, "existed": taken.existed})
+
+    # -- leases -------------------------------------------------------------------------------------------------------
+
+    async def renew(self, caller: Caller, request: Request) -> Reply:
+        asked = ask.parse(ask.Renew, request.args, op="renew")
+        return Reply({"ended": self._leases.renew(caller, asked.leases)})
+
+    async def release(self, caller: Caller, request: Request) -> Reply:
+        asked = ask.parse(ask.Release, request.args, op="release")
+        work = self._leases.release(caller, LeaseId(asked.lease), deadline=known_outcome())
+        return Reply({"position": await self._core.finish(work, name="release")})
+
+    async def pin(self, caller: Caller, request: Request) -> Reply:
+        asked = ask.parse(ask.Pin, request.args, op="pin")
+        record = self._resolve(caller, asked.artifact)
+        await self._fetches.ensure(caller.tenant, record.artifact, deadline=request.deadline)
+        work = self._leases.pin(caller, record.artifact, ttl_s=asked.ttl_s, deadline=known_outcome())
+        lease, position = await self._core.finish(work, name="pin")
+        return Reply({"lease": lease, "position": position})
+
+    # -- mapping ------------------------------------------------------------------------------------------------------
+
+    async def open(self, caller: Caller, request: Request) -> Reply:
+        asked = ask.parse(ask.Open, request.args, op="open")
+        self._need_descriptors(caller)
+        await self._core.reached(asked.at_least, request.deadline)
+        record = self._resolve(caller, asked.artifact)
+        held, how = await self._fetches.ensure(caller.tenant, record.artifact, deadline=request.deadline)
+        parts = [{"segment": part.id, "generation": part.generation, "nbytes": part.nbytes} for part in held.parts]
+        data: dict[str, object] = {
+            "artifact": artifact_info(self._core.state, self._resolve(caller, record.artifact)),
+            "parts": parts,
+            "layout": json.loads(held.layout.to_json()),
+            "path": how.path,
+            "why": how.why,
+            "position": self._core.live.position,
+        }
+        fds: list[int] = []
+        try:
+            for part in held.parts:
+                fds += part.open_reader()
+            return Reply(data, body=held.manifest.to_json().encode(), fds=Fds(fds))
+        except BaseException:
+            Fds(fds).close()
+            raise
+
+    def _resolve(self, caller: Caller, ref: str) -> Artifact:
+        return rules.resolve(self._core.state, tenant=caller.tenant, ref=ref, by="id")
+
+    def _need_descriptors(self, caller: Caller) -> None:
+        if not caller.session.passes_fds:
+            raise InvalidArgumentError("memory is shared over the unix socket only; this connection is TCP")

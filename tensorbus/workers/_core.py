@@ -1,0 +1,137 @@
+"""What every part of a worker shares: who it is, its voice, its view of the log, and the tasks it must finish."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from tensorbus.bus import Bus, get_blob, put_blob
+from tensorbus.clock import Clock, Deadline
+from tensorbus.errors import InvalidArgumentError
+from tensorbus.events import ManifestRef
+from tensorbus.feeds import Author, DirectoryFeed
+from tensorbus.ids import IdSource, Incarnation, WorkerId
+from tensorbus.lifecycle import Artifact, Directory
+from tensorbus.model import Manifest
+from tensorbus.projections import LiveDirectory
+
+T = TypeVar("T")
+
+INLINE_MANIFEST_BYTES_MAX = 2048
+"""A larger manifest goes as a blob, so that Directories stay small."""
+
+MANIFESTS_KEPT = 256
+
+
+@dataclass(slots=True)
+class Identity:
+    """Who this process is on the log."""
+
+    worker: WorkerId
+    incarnation: Incarnation
+    host: str
+    roles: tuple[str, ...]
+    data: str = ""
+    control: str = ""
+
+
+class Core:
+    """Shared by the services of one worker process.
+
+    Args:
+        group: Owns the work that must be finished even when the caller who asked for it is gone.
+    """
+
+    def __init__(
+        self, *, me: Identity, bus: Bus, feed: DirectoryFeed, author: Author, ids: IdSource, clock: Clock,
+        group: asyncio.TaskGroup,
+    ) -> None:  # fmt: skip
+        self.me = me
+        self.bus = bus
+        self.feed = feed
+        self.author = author
+        self.ids = ids
+        self.clock = clock
+        self.group = group
+        self._spawned: set[asyncio.Task[None]] = set()
+        self._manifests: dict[tuple[str, str], Manifest] = {}
+
+    @property
+    def live(self) -> LiveDirectory:
+        return self.feed.live
+
+    @property
+    def state(self) -> Directory:
+        return self.feed.live.state
+
+    async def finish(self, work: Coroutine[Any, Any, T], *, name: str) -> T:
+        """Run something to its end, whatever becomes of the caller who waits for it.
+
+        An error belongs to who waits; without one it is dropped, and the log and the fold say what is true.
+        """
+        done: asyncio.Future[T] = asyncio.get_running_loop().create_future()
+
+        async def run() -> None:
+            try:
+                result = await work
+            except Exception as error:  # noqa: BLE001 - the task's edge: handed to the one who waits
+                if not done.done():
+                    done.set_exception(error)
+                    done.exception()
+            else:
+                if not done.done():
+                    done.set_result(result)
+
+        self.spawn(run(), name=name)
+        return await asyncio.shield(done)
+
+    def spawn(self, work: Coroutine[Any, Any, None], *, name: str) -> None:
+        """Run something in the worker's group: cancelled when the worker ends, and its failure ends the worker."""
+        task = self.group.create_task(work, name=name)
+        self._spawned.add(task)
+        task.add_done_callback(self._spawned.discard)
+
+    def tasks(self) -> list[asyncio.Task[None]]:
+        """What was spawned and has not ended."""
+        return list(self._spawned)
+
+    async def reached(self, at_least: int | None, deadline: Deadline) -> None:
+        """Wait for a position that a caller asked for; one beyond the log's end is refused at once.
+
+        Raises:
+            InvalidArgumentError: If the log has no such position yet.
+        """
+        if at_least is None or self.live.position >= at_least:
+            return
+        last = await self.bus.last_seq(deadline=deadline)
+        if at_least > last:
+            raise InvalidArgumentError(f"position {at_least} is beyond the log, which ends at {last}", last=last)
+        await self.feed.reached(at_least, deadline=deadline)
+
+    async def store_manifest(self, manifest: Manifest, *, deadline: Deadline) -> ManifestRef:
+        """Put a manifest where a fact can name it: in the fact, or as a blob on the log."""
+        text = manifest.to_json()
+        raw = text.encode()
+        if len(raw) <= INLINE_MANIFEST_BYTES_MAX:
+            return ManifestRef(inline=text)
+        return ManifestRef(blob=await put_blob(self.bus, raw, author=self.me.worker, deadline=deadline))
+
+    async def load_manifest(self, record: Artifact, *, deadline: Deadline) -> Manifest:
+        """The manifest of an artifact, from its fact or its blob.
+
+        Raises:
+            CorruptError: If it is not what was stored.
+        """
+        if record.manifest.inline is not None:
+            return Manifest.from_json(record.manifest.inline)
+        blob = record.manifest.blob
+        assert blob is not None, "a manifest is inline or a blob"
+        known = self._manifests.get((blob.digest, blob.author))
+        if known is None:
+            known = Manifest.from_json(await get_blob(self.bus, blob, deadline=deadline))
+            self._manifests[blob.digest, blob.author] = known
+            if len(self._manifests) > MANIFESTS_KEPT:
+                del self._manifests[next(iter(self._manifests))]
+        return known

@@ -1,0 +1,283 @@
+"""What every worker with callers answers: names, artifacts, versions, workers, and readings of the log."""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Awaitable, Callable
+from dataclasses import asdict
+
+from tensorbus.errors import NotFoundError, OutOfSpaceError
+from tensorbus.events import DestroyReason, Event
+from tensorbus.ids import ArtifactId
+from tensorbus.lifecycle import Artifact, Directory, Session, rules
+from tensorbus.transport import PoolStats, Reply, Request
+from tensorbus.workers import _requests as ask
+from tensorbus.workers._callers import Caller, Callers
+from tensorbus.workers._core import Core
+from tensorbus.workers._events import Cursor, find_cursor, open_cursor, subjects_about
+from tensorbus.workers._follow import Follows
+from tensorbus.workers._info import Json, artifact_info, series_news, session_info
+
+Op = Callable[[Caller, Request], Awaitable[Reply]]
+
+
+class DirectoryOps:
+    """Operations on names. Mutations return once the own fold kept their fact."""
+
+    def __init__(
+        self, core: Core, callers: Callers, follows: Follows, *, pool_stats: Callable[[], PoolStats] | None
+    ) -> None:
+        self._core = core
+        self._callers = callers
+        self._follows = follows
+        self._pool_stats = pool_stats
+
+    def table(self) -> dict[str, Op]:
+        return {
+            "resolve": self.resolve,
+            "unfollow": self.unfollow,
+            "manifest": self.manifest,
+            "ls": self.ls,
+            "series_ls": self.series_ls,
+            "bind": self.bind,
+            "unbind": self.unbind,
+            "destroy": self.destroy,
+            "publish": self.publish,
+            "version": self.version,
+            "series": self.series,
+            "workers": self.workers,
+            "stats": self.stats,
+            "events_open": self.events_open,
+            "events_next": self.events_next,
+            "events_close": self.events_close,
+            "locate": self.locate,
+            "place": self.place,
+        }
+
+    # -- names --------------------------------------------------------------------------------------------------------
+
+    async def resolve(self, caller: Caller, request: Request) -> Reply:
+        asked = ask.parse(ask.Resolve, request.args, op="resolve")
+        await self._core.reached(asked.at_least, request.deadline)
+        record = rules.resolve(self._core.state, tenant=caller.tenant, ref=asked.ref, by=asked.by)
+        if asked.follow:
+            # No await from here to the reply's queueing, so that no push about it can be queued before.
+            self._follows.follow(caller, asked.by, asked.ref, record)
+        return self._answer(record)
+
+    async def unfollow(self, caller: Caller, request: Request) -> Reply:
+        asked = ask.parse(ask.Unfollow, request.args, op="unfollow")
+        self._follows.unfollow(caller, asked.refs)
+        return Reply({})
+
+    async def manifest(self, caller: Caller, request: Request) -> Reply:
+        record = self._live(caller, request, op="manifest")
+        manifest = await self._core.load_manifest(record, deadline=request.deadline)
+        return Reply({}, body=manifest.to_json().encode())
+
+    async def ls(self, caller: Caller, request: Request) -> Reply:
+        asked = ask.parse(ask.List, request.args, op="ls")
+        await self._core.reached(asked.at_least, request.deadline)
+        state = self._core.state
+        names = [key for tenant, key in state.keys if tenant == caller.tenant and _bound(state, tenant, key)]
+        items: list[Json] = []
+        page, following = _page(names, asked.prefix, asked.after, asked.limit)
+        for key in page:
+            record = rules.resolve(state, tenant=caller.tenant, ref=key, by="key")
+            items.append({"key": key, "artifact": record.artifact, "nbytes": record.nbytes, "tensors": record.tensors})
+        return self._at_position({"items": items, "next": following})
+
+    async def series_ls(self, caller: Caller, request: Request) -> Reply:
+        asked = ask.parse(ask.List, request.args, op="series_ls")
+        await self._core.reached(asked.at_least, request.deadline)
+        state = self._core.state
+        page, following = _page(
+            [name for tenant, name in state.series if tenant == caller.tenant], asked.prefix, asked.after, asked.limit
+        )
+        series = [state.series[caller.tenant, name] for name in page]
+        items = [{"name": one.name, "last": one.last, "kept": len(one.versions)} for one in series]
+        return self._at_position({"items": items, "next": following})
+
+    async def bind(self, caller: Caller, request: Request) -> Reply:
+        asked = ask.parse(ask.Bind, request.args, op="bind")
+        artifact = ArtifactId(asked.artifact)
+
+        def rule(state: Directory) -> Event | None:
+            return rules.bind(state, tenant=caller.tenant, key=asked.key, artifact=artifact, rebind=asked.rebind)
+
+        await self._decide(rule, caller, request)
+        return self._answer(rules.live_artifact(self._core.state, tenant=caller.tenant, artifact=artifact))
+
+    async def unbind(self, caller: Caller, request: Request) -> Reply:
+        asked = ask.parse(ask.Unbind, request.args, op="unbind")
+        position, _ = await self._decide(
+            lambda state: rules.unbind(state, tenant=caller.tenant, key=asked.key), caller, request
+        )
+        return Reply({"position": position})
+
+    async def destroy(self, caller: Caller, request: Request) -> Reply:
+        asked = ask.parse(ask.OneArtifact, request.args, op="destroy")
+        artifact = ArtifactId(asked.artifact)
+
+        def rule(state: Directory) -> Event | None:
+            return rules.destroy(state, tenant=caller.tenant, artifact=artifact, reason=DestroyReason.ASKED)
+
+        position, _ = await self._decide(rule, caller, request)
+        return Reply({"position": position})
+
+    # -- versions -----------------------------------------------------------------------------------------------------
+
+    async def publish(self, caller: Caller, request: Request) -> Reply:
+        asked = ask.parse(ask.Publish, request.args, op="publish")
+        artifact = ArtifactId(asked.artifact)
+        position, fact = await self._decide(
+            lambda state: rules.publish(state, tenant=caller.tenant, name=asked.name, artifact=artifact),
+            caller,
+            request,
+        )
+        record = rules.live_artifact(self._core.state, tenant=caller.tenant, artifact=artifact)
+        info = artifact_info(self._core.state, record)
+        return Reply({"version": getattr(fact, "version", None), "artifact": info, "position": position})
+
+    async def version(self, caller: Caller, request: Request) -> Reply:
+        asked = ask.parse(ask.Version, request.args, op="version")
+        await self._core.reached(asked.at_least, request.deadline)
+        number, record = rules.version(self._core.state, tenant=caller.tenant, name=asked.name, number=asked.number)
+        return self._at_position({"version": number, "artifact": artifact_info(self._core.state, record)})
+
+    async def series(self, caller: Caller, request: Request) -> Reply:
+        asked = ask.parse(ask.SeriesAfter, request.args, op="series")
+        await self._core.reached(asked.at_least, request.deadline)
+        state = self._core.state
+        series = state.one_series(caller.tenant, asked.name)
+        if series is None:
+            news: Json = {"name": asked.name, "last": 0, "new": [], "gone": []}
+        else:
+            news = series_news(state, caller.tenant, series, asked.after)
+        if asked.follow:
+            self._follows.follow_series(caller, asked.name, max(asked.after, series.last if series else 0))
+        return self._at_position(news)
+
+    # -- the system ---------------------------------------------------------------------------------------------------
+
+    async def workers(self, caller: Caller, request: Request) -> Reply:
+        asked = ask.parse(ask.AtLeast, request.args, op="workers")
+        await self._core.reached(asked.at_least, request.deadline)
+        state = self._core.state
+        sessions = sorted(state.sessions.values(), key=lambda session: session.worker)
+        return self._at_position({"items": [session_info(state, session) for session in sessions]})
+
+    async def stats(self, caller: Caller, request: Request) -> Reply:
+        state = self._core.state
+        directory = {
+            "position": self._core.live.position,
+            "hash": state.hash(),
+            "artifacts": sum(record.live for record in state.artifacts.values()),
+            "keys": sum(key.artifact is not None for key in state.keys.values()),
+            "series": len(state.series),
+            "sessions": sum(1 for _ in state.live_sessions()),
+            "replicas": sum(len(record.replicas) for record in state.artifacts.values()),
+            "orphans": len(state.orphans),
+            "degraded": state.degraded,
+            "gaps": state.gaps,
+            "unknown": state.unknown,
+            "dropped": dict(state.dropped),
+        }
+        pool = None if self._pool_stats is None else asdict(self._pool_stats())
+        return Reply({"pool": pool, "directory": directory, "callers": len(self._callers)})
+
+    async def events_open(self, caller: Caller, request: Request) -> Reply:
+        asked = ask.parse(ask.EventsOpen, request.args, op="events_open")
+        bus, subjects = self._core.bus, None
+        if asked.artifact is not None:
+            record = self._core.state.artifact(caller.tenant, ArtifactId(asked.artifact))
+            if record is None:
+                raise NotFoundError(f"there is no artifact {asked.artifact!r}", artifact=asked.artifact)
+            subjects = subjects_about(bus, self._core.state, record)
+        last = None if asked.follow else await bus.last_on(bus.subjects.facts, deadline=request.deadline)
+        until = None if asked.follow else (last.seq if last else 0)
+        cursor = Cursor(bus, tenant=caller.tenant, after=asked.after, until=until, subjects=subjects)
+        return Reply({"cursor": open_cursor(caller, cursor)})
+
+    async def events_next(self, caller: Caller, request: Request) -> Reply:
+        asked = ask.parse(ask.EventsNext, request.args, op="events_next")
+        items, done = await find_cursor(caller, asked.cursor).next(limit=asked.limit, wait_s=asked.wait_s)
+        return Reply({"items": items, "done": done})
+
+    async def events_close(self, caller: Caller, request: Request) -> Reply:
+        asked = ask.parse(ask.EventsClose, request.args, op="events_close")
+        cursor = caller.cursors.pop(asked.cursor, None)
+        if cursor is not None:
+            await cursor.close()
+        return Reply({})
+
+    async def locate(self, caller: Caller, request: Request) -> Reply:
+        record = self._live(caller, request, op="locate")
+        info = artifact_info(self._core.state, record)
+        sources = [session for session in sources_of(self._core.state, record) if session.data]
+        return self._at_position({"artifact": info, "sources": [_source(session) for session in sources]})
+
+    async def place(self, caller: Caller, request: Request) -> Reply:
+        asked = ask.parse(ask.Place, request.args, op="place")
+        fitting = [s for s in self._core.state.live_sessions() if s.data and s.pool_bytes >= asked.nbytes]
+        if not fitting:
+            raise OutOfSpaceError(f"no worker has a pool for {asked.nbytes} bytes", asked_bytes=asked.nbytes)
+        chosen = max(fitting, key=lambda session: (session.pool_bytes, session.worker))
+        return Reply(_source(chosen))
+
+    # -- shared -------------------------------------------------------------------------------------------------------
+
+    async def _decide(
+        self, rule: Callable[[Directory], Event | None], caller: Caller, request: Request
+    ) -> tuple[int, Event | None]:
+        return await self._core.author.decide(rule, deadline=request.deadline, principal=caller.id)
+
+    def _live(self, caller: Caller, request: Request, *, op: str) -> Artifact:
+        asked = ask.parse(ask.OneArtifact, request.args, op=op)
+        return rules.resolve(self._core.state, tenant=caller.tenant, ref=asked.artifact, by="id")
+
+    def _answer(self, record: Artifact) -> Reply:
+        return self._at_position({"artifact": artifact_info(self._core.state, record)})
+
+    def _at_position(self, data: Json) -> Reply:
+        return Reply({**data, "position": self._core.live.position})
+
+
+def sources_of(state: Directory, record: Artifact) -> list[Session]:
+    """The living workers that hold the whole artifact, in order of their ids."""
+    found = {
+        replica.worker: state.sessions[replica.worker]
+        for replica in record.replicas.values()
+        if replica.view is None and state.is_live(replica.worker, replica.incarnation)
+    }
+    return [found[worker] for worker in sorted(found)]
+
+
+def _source(session: Session) -> Json:
+    return {
+        "worker": session.worker,
+        "incarnation": session.incarnation,
+        "host": session.host,
+        "data": session.data,
+    }
+
+
+def _bound(state: Directory, tenant: str, key: str) -> bool:
+    known = state.key(tenant, key)
+    return known is not None and known.artifact is not None
+
+
+def _page(names: list[str], prefix: str, after: str | None, limit: int) -> tuple[list[str], str | None]:
+    """One page of the names with a prefix, in order of their bytes, and where the next one starts after."""
+    names.sort()
+    start = bisect_left(names, prefix)
+    if after is not None:
+        start = max(start, bisect_right(names, after))
+    page = []
+    for name in names[start : start + limit + 1]:
+        if not name.startswith(prefix):
+            break
+        page.append(name)
+    more = len(page) > limit
+    page = page[:limit]
+    return page, page[-1] if more else None

@@ -1,0 +1,173 @@
+"""Bringing an artifact here from a worker that has it: once, however many callers ask at the same time."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from tensorbus.clock import Deadline
+from tensorbus.errors import (
+    CorruptError,
+    DeadlineExceededError,
+    FencedError,
+    NotFoundError,
+    TensorbusError,
+    UnavailableError,
+)
+from tensorbus.ids import ArtifactId
+from tensorbus.lifecycle import Artifact, Session, rules
+from tensorbus.model import Layout, Manifest
+from tensorbus.transport import BulkClient, Pool, Segment
+from tensorbus.workers._core import Core
+from tensorbus.workers._directory_ops import sources_of
+from tensorbus.workers._puts import Puts, known_outcome
+from tensorbus.workers._store import Held, Store, Where
+
+log = logging.getLogger("tensorbus.workers")
+
+CONNECT_S = 5.0
+FETCH_S = 3600.0
+READS_MAX = 50_000
+
+
+@dataclass(frozen=True, slots=True)
+class How:
+    """By which path an artifact came, and why that one."""
+
+    path: str
+    why: str
+
+
+HERE = How("shm", "held by the worker of this host")
+
+
+class Fetches:
+    """All transfers into this worker. A transfer belongs to the worker; who waits for it may give up."""
+
+    def __init__(self, core: Core, pool: Pool, store: Store, puts: Puts) -> None:
+        self._core = core
+        self._pool = pool
+        self._store = store
+        self._puts = puts
+        self._running: dict[Where, asyncio.Future[tuple[Held, How]]] = {}
+
+    async def ensure(self, tenant: str, artifact: ArtifactId, *, deadline: Deadline) -> tuple[Held, How]:
+        """Have the artifact's bytes here.
+
+        Raises:
+            NotFoundError: If it has ended; UnavailableError: If no worker that holds it can be reached.
+            OutOfSpaceError: If the pool has no room; CorruptError: If every source gave wrong bytes.
+        """
+        record = rules.live_artifact(self._core.state, tenant=tenant, artifact=artifact)
+        held = self._store.get(tenant, record.artifact)
+        if held is not None:
+            return held, HERE
+        where = (tenant, record.artifact)
+        running = self._running.get(where)
+        if running is None:
+            work = self._core.finish(self._fetch(record), name=f"fetch {record.artifact}")
+            running = self._running[where] = asyncio.ensure_future(work)
+            running.add_done_callback(lambda _: self._running.pop(where, None))
+            running.add_done_callback(_looked_at)
+        async with deadline.scope():
+            return await asyncio.shield(running)
+
+    async def _fetch(self, record: Artifact) -> tuple[Held, How]:
+        failures: list[TensorbusError] = []
+        for source in sources_of(self._core.state, record):
+            if not source.data or source.worker == self._core.me.worker:
+                continue
+            try:
+                held = await self._from(source, record)
+            except (UnavailableError, CorruptError, NotFoundError, FencedError, DeadlineExceededError) as error:
+                log.warning("fetch failed: artifact=%s source=%s reason=%s", record.artifact, source.worker, error)
+                failures.append(error)
+                continue
+            await self._puts.add_replica(held, deadline=known_outcome())
+            return held, How("tcp", f"from worker {source.worker} on host {source.host}")
+        raise self._no_source(record, failures)
+
+    async def _from(self, source: Session, record: Artifact) -> Held:
+        """Copy the bytes of one source into a segment of our own, and check them."""
+        deadline = Deadline(FETCH_S, what=f"fetching {record.artifact}")
+        host, _, port = source.data.rpartition(":")
+        connecting = Deadline(CONNECT_S, what=f"connecting to worker {source.worker}")
+        client = await asyncio.to_thread(BulkClient.connect, host.strip("[]"), int(port), deadline=connecting)
+        segment: Segment | None = None
+        try:
+            asked = {"tenant": record.tenant, "artifact": record.artifact}
+            opened = await asyncio.to_thread(client.open, asked, deadline=deadline)
+            manifest = Manifest.from_json(opened.manifest)
+            layout = Layout.from_json(opened.layout, manifest)
+            if record.digest is not None and manifest.digested and manifest.content_id() != record.digest:
+                raise CorruptError(f"worker {source.worker} has another manifest for {record.artifact!r}")
+            segment = self._pool.allocate(layout.nbytes, tenant=record.tenant, writer=None)
+            segment.label = record.artifact
+            copy = _Copy(client, opened.token, manifest, layout, segment)
+            await _in_thread(client, lambda: copy.run(deadline))
+            segment.seal()
+            return Held(record.tenant, record.artifact, (segment,), layout, manifest)
+        except BaseException:
+            if segment is not None:
+                segment.release()
+            raise
+        finally:
+            client.close()
+
+    def _no_source(self, record: Artifact, failures: list[TensorbusError]) -> TensorbusError:
+        now = self._core.state.artifact(record.tenant, record.artifact)
+        if now is None or not now.live:
+            return rules.missing_artifact(now, record.artifact)
+        holders = sorted({replica.worker for replica in record.replicas.values()})
+        corrupt = [failure for failure in failures if isinstance(failure, CorruptError)]
+        cls = CorruptError if failures and len(corrupt) == len(failures) else UnavailableError
+        reason = "; ".join(str(failure) for failure in failures) or "none of them can be reached from here"
+        return cls(
+            f"artifact {record.artifact!r} is on {', '.join(holders) or 'no worker'}: {reason}",
+            artifact=record.artifact,
+            workers=holders,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _Copy:
+    """A transfer of every tensor from an opened source into a segment, each checked against its digest."""
+
+    client: BulkClient
+    token: str
+    manifest: Manifest
+    layout: Layout
+    segment: Segment
+
+    def run(self, deadline: Deadline) -> None:
+        """Blocks.
+
+        Raises:
+            CorruptError: If what came is not what its digest says.
+        """
+        places = {offset: spec for spec, offset in zip(self.manifest, self.layout.offsets, strict=True) if spec.nbytes}
+        reads = [(offset, self.segment.view[offset : offset + spec.nbytes]) for offset, spec in places.items()]
+        for start in range(0, len(reads), READS_MAX):
+            batch = reads[start : start + READS_MAX]
+            digests = self.client.read_into(self.token, batch, digests=self.manifest.digested, deadline=deadline)
+            for (offset, _), digest in zip(batch, digests, strict=True):
+                if digest is not None and digest.hex() != places[offset].digest:
+                    raise CorruptError(f"tensor {places[offset].name[:80]!r} came with bytes that are not its digest's")
+
+
+async def _in_thread(client: BulkClient, work: Callable[[], None]) -> None:
+    """Run a blocking transfer; cancelling closes its socket, so that the thread ends before its memory goes."""
+    task = asyncio.ensure_future(asyncio.to_thread(work))
+    try:
+        await asyncio.shield(task)
+    except asyncio.CancelledError:
+        client.close()
+        await asyncio.gather(task, return_exceptions=True)
+        raise
+
+
+def _looked_at(future: asyncio.Future[tuple[Held, How]]) -> None:
+    if not future.cancelled():
+        future.exception()

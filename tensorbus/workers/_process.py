@@ -1,0 +1,43 @@
+"""A worker as a process: signals, and its end."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import resource
+import signal
+from collections.abc import Callable
+
+from tensorbus.config import Settings
+from tensorbus.transport import WorkerCard
+from tensorbus.workers._worker import Worker
+
+
+def run_process(settings: Settings, *, roles: tuple[str, ...], ready: Callable[[WorkerCard], None]) -> None:
+    """Run a worker until SIGTERM or SIGINT, then leave in good order. A second signal ends it at once.
+
+    Args:
+        ready: Called once callers can connect.
+
+    Raises:
+        FencedError: If another process took its id over; ConflictError: If it runs already.
+        UnavailableError: If there is no bus.
+    """
+    _raise_file_limit()
+    with contextlib.suppress(KeyboardInterrupt):
+        asyncio.run(_run(Worker(settings, roles=roles), ready))
+
+
+async def _run(worker: Worker, ready: Callable[[WorkerCard], None]) -> None:
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, lambda: os._exit(130) if stop.is_set() else stop.set())
+    await worker.run(stop=stop, ready=ready)
+
+
+def _raise_file_limit() -> None:
+    """Each artifact has a memfd and each reader a pin: take as many descriptors as the machine gives."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

@@ -1,0 +1,353 @@
+"""Taking bytes in: a caller's filled segments become an artifact, with its facts, or give their memory back."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
+
+from tensorbus.clock import NS_PER_S, Deadline
+from tensorbus.errors import (
+    ConflictError,
+    DeadlineExceededError,
+    InvalidArgumentError,
+    TensorbusError,
+    UnavailableError,
+)
+from tensorbus.events import ArtifactPut, ArtifactRegistered, DestroyReason, Event, ReplicaAdded, Tier
+from tensorbus.ids import ArtifactId, LeaseId, is_system_id, random_artifact_id
+from tensorbus.lifecycle import Directory, Touched, rules
+from tensorbus.model import Layout, Manifest
+from tensorbus.transport import Segment, hash_bytes
+from tensorbus.workers._core import Core
+from tensorbus.workers._store import Held, Store, Where
+
+OUTCOME_S = 3600.0
+
+
+def known_outcome() -> Deadline:
+    """Time enough for a fact about bytes to become known or impossible: until then they must be kept."""
+    return Deadline(OUTCOME_S, what="a fact about bytes held here")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lease:
+    """Under which a caller's own memory is registered."""
+
+    id: LeaseId
+    holder: str
+    ttl_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Incoming:
+    """Bytes that a caller wants to become an artifact.
+
+    Attributes:
+        given: The caller's own id, or ``None``.
+        lease: For registered memory.
+    """
+
+    tenant: str
+    principal: str
+    parts: tuple[Segment, ...]
+    layout: Layout
+    manifest: Manifest
+    given: str | None
+    key: str | None
+    rebind: bool
+    lease: Lease | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """The outcome: the artifact, the position at which it holds, and whether its bytes were there before."""
+
+    artifact: ArtifactId
+    position: int
+    existed: bool
+
+
+class Puts:
+    """Carries incoming bytes through their facts. Each runs to its end, whatever becomes of the caller."""
+
+    def __init__(self, core: Core, store: Store) -> None:
+        self._core = core
+        self._store = store
+        self._digesting = asyncio.Semaphore(1)
+        self._births: dict[Where, asyncio.Lock] = {}
+
+    async def take(self, incoming: Incoming, *, deadline: Deadline) -> Taken:
+        """Make the bytes an artifact and bind its key.
+
+        Args:
+            deadline: Long enough for the outcome to become known: until then the bytes must be here.
+
+        Raises:
+            ConflictError: If the id names other bytes or the key another artifact; the memory is given back then.
+        """
+        try:
+            for part in incoming.parts:
+                part.seal()
+            while True:
+                incoming = await self._comparable(incoming, deadline=deadline)
+                taken = await self._take(incoming, deadline=deadline)
+                if taken is not None:
+                    return taken
+        except (DeadlineExceededError, UnavailableError):
+            raise  # the fact may be on the log, so the bytes stay until the sweep knows better
+        except BaseException:
+            for part in incoming.parts:
+                part.release()
+            raise
+
+    async def _take(self, incoming: Incoming, *, deadline: Deadline) -> Taken | None:
+        """One attempt; ``None`` if an artifact whose digest must be compared first came in between."""
+        manifest = incoming.manifest
+        digest = manifest.content_id() if manifest.digested else None
+        artifact = ArtifactId(incoming.given or digest or random_artifact_id(self._core.ids))
+        if incoming.key is not None:
+            known_as = self._known_as(incoming.tenant, artifact)
+            rules.check_key_free(
+                self._core.state, tenant=incoming.tenant, key=incoming.key, artifact=known_as, rebind=incoming.rebind
+            )
+        fact = await self._birth_fact(incoming, artifact, digest, deadline=deadline)
+        held = Held(incoming.tenant, artifact, incoming.parts, incoming.layout, manifest)
+        held.lease = incoming.lease.id if incoming.lease else None
+        try:
+            position, existing = await self._be_born(held, fact, incoming, deadline=deadline)
+        except ConflictError:
+            if self._undecided(incoming):
+                return None
+            raise
+        if existing is not None:
+            artifact, position = await self._join(incoming, existing, position, deadline=deadline)
+        elif digest is None and incoming.lease is None:
+            self._core.spawn(self._digest_later(held), name=f"digest {artifact}")
+        position = await self._bind(incoming, artifact, position, born=existing is None, deadline=deadline)
+        return Taken(artifact, position, existing is not None)
+
+    async def _be_born(
+        self, held: Held, fact: ArtifactPut | ArtifactRegistered, incoming: Incoming, *, deadline: Deadline
+    ) -> tuple[int, ArtifactId | None]:
+        """Append the birth. The bytes are served from the moment that a reader can learn of them."""
+        async with self._one_at_a_time(held.where):
+            if self._store.get(*held.where) is not None:
+                fact_or_known = await self._decide_birth(fact, incoming, deadline)
+            else:
+                self._store.add(held)
+                try:
+                    fact_or_known = await self._decide_birth(fact, incoming, deadline)
+                except (DeadlineExceededError, UnavailableError):
+                    raise
+                except BaseException:
+                    self._store.remove(held)
+                    raise
+                if fact_or_known[1] is not None:
+                    self._store.remove(held)
+        return fact_or_known
+
+    async def _decide_birth(
+        self, fact: ArtifactPut | ArtifactRegistered, incoming: Incoming, deadline: Deadline
+    ) -> tuple[int, ArtifactId | None]:
+        position, outcome = await self._core.author.decide(
+            lambda state: rules.birth(state, fact), deadline=deadline, principal=incoming.principal
+        )
+        return position, outcome.artifact if isinstance(outcome, rules.Existing) else None
+
+    @asynccontextmanager
+    async def _one_at_a_time(self, where: Where) -> AsyncIterator[None]:
+        """Two puts of one id through this worker must not both hold its place in the store."""
+        lock = self._births.setdefault(where, asyncio.Lock())
+        try:
+            async with lock:
+                yield
+        finally:
+            if not lock.locked():
+                self._births.pop(where, None)
+
+    async def _join(
+        self, incoming: Incoming, existing: ArtifactId, position: int, *, deadline: Deadline
+    ) -> tuple[ArtifactId, int]:
+        """The same bytes are an artifact already: keep ours as one more replica, or give the memory back."""
+        tenant = incoming.tenant
+        if incoming.lease is not None:
+            raise ConflictError(
+                f"the same bytes are artifact {existing!r} already; a put of them joins it, a registration cannot",
+                artifact=existing,
+            )
+        if self._store.get(tenant, existing) is not None:
+            for part in incoming.parts:
+                part.release()
+            return existing, position
+        held = Held(tenant, existing, incoming.parts, incoming.layout, incoming.manifest)
+        return existing, await self.add_replica(held, principal=incoming.principal, deadline=deadline)
+
+    async def add_replica(self, held: Held, *, principal: str = "", deadline: Deadline) -> int:
+        """Hold a copy of an artifact that exists, and say so.
+
+        Raises:
+            ConflictError: If the artifact was destroyed meanwhile; the memory is given back then.
+        """
+        self._store.add(held)
+
+        def fact(number: int) -> Event:
+            return ReplicaAdded(
+                tenant=held.tenant,
+                artifact=held.artifact,
+                view=None,
+                tier=held.tier,
+                nbytes=held.manifest.nbytes,
+                number=number,
+            )
+
+        try:
+            position, _ = await self._core.author.say(fact, deadline=deadline, principal=principal)
+        except ConflictError:
+            self._store.drop(held.tenant, held.artifact)
+            raise
+        return position
+
+    async def _bind(
+        self, incoming: Incoming, artifact: ArtifactId, position: int, *, born: bool, deadline: Deadline
+    ) -> int:
+        """Bind the key that the put named; if that cannot be, the artifact that it made goes again."""
+        key = incoming.key
+        if key is None:
+            return position
+
+        def rule(state: Directory) -> Event | None:
+            return rules.bind(state, tenant=incoming.tenant, key=key, artifact=artifact, rebind=incoming.rebind)
+
+        try:
+            bound, _ = await self._core.author.decide(rule, deadline=deadline, principal=incoming.principal)
+        except TensorbusError:
+            if born:
+                await self.abandon(incoming.tenant, artifact, principal=incoming.principal)
+            raise
+        return max(position, bound)
+
+    async def abandon(self, tenant: str, artifact: ArtifactId, *, principal: str) -> None:
+        """Destroy what a put made that did not come to its end."""
+
+        def rule(state: Directory) -> Event | None:
+            return rules.destroy(state, tenant=tenant, artifact=artifact, reason=DestroyReason.ABANDONED)
+
+        await self._core.author.decide(rule, deadline=known_outcome(), principal=principal)
+
+    async def _birth_fact(
+        self, incoming: Incoming, artifact: ArtifactId, digest: str | None, *, deadline: Deadline
+    ) -> ArtifactPut | ArtifactRegistered:
+        manifest = await self._core.store_manifest(incoming.manifest, deadline=deadline)
+        nbytes, tensors = incoming.manifest.nbytes, len(incoming.manifest)
+        lease = incoming.lease
+        if lease is None:
+            return ArtifactPut(
+                tenant=incoming.tenant,
+                artifact=artifact,
+                digest=digest,
+                nbytes=nbytes,
+                tensors=tensors,
+                manifest=manifest,
+                tier=Tier.DRAM,
+                key=incoming.key,
+            )
+        return ArtifactRegistered(
+            tenant=incoming.tenant,
+            artifact=artifact,
+            digest=digest,
+            nbytes=nbytes,
+            tensors=tensors,
+            manifest=manifest,
+            tier=Tier.DRAM,
+            key=incoming.key,
+            lease=lease.id,
+            holder=lease.holder,
+            ttl_ns=int(lease.ttl_s * NS_PER_S),
+        )
+
+    # -- digests ------------------------------------------------------------------------------------------------------
+
+    async def _comparable(self, incoming: Incoming, *, deadline: Deadline) -> Incoming:
+        """Under a taken given id only digests can tell whether the bytes are the same, so both are computed first."""
+        if incoming.given is None:
+            return incoming
+        if is_system_id(incoming.given):
+            raise InvalidArgumentError(f"{incoming.given!r} is not an id that a caller may give")
+        where = incoming.tenant, ArtifactId(incoming.given)
+        found = self._core.state.artifact(*where)
+        if found is None:
+            return incoming
+        held = self._store.get(*where)
+        if found.live and found.digest is None and held is not None:
+            await self._digest(held)
+        elif found.live and found.digest is None:
+            await self._until_digested(*where, deadline=deadline)
+        if incoming.manifest.digested:
+            return incoming
+        probe = Held(*where, incoming.parts, incoming.layout, incoming.manifest)
+        return replace(incoming, manifest=await asyncio.to_thread(digest_held, probe))
+
+    async def _until_digested(self, tenant: str, artifact: ArtifactId, *, deadline: Deadline) -> None:
+        """Wait for the worker that holds the artifact to say its digest, or for the artifact's end."""
+        changed = asyncio.Event()
+        touched = Touched("artifact", tenant, artifact)
+        with self._core.live.followed(lambda _, things: changed.set() if touched in things else None):
+            while True:
+                changed.clear()
+                found = self._core.state.artifact(tenant, artifact)
+                if found is None or not found.live or found.digest is not None:
+                    return
+                async with deadline.scope():
+                    await changed.wait()
+
+    def _undecided(self, incoming: Incoming) -> bool:
+        """Whether a conflict came only from a digest that is not known yet."""
+        if incoming.given is None:
+            return False
+        found = self._core.state.artifact(incoming.tenant, ArtifactId(incoming.given))
+        return found is not None and found.live and (found.digest is None or not incoming.manifest.digested)
+
+    async def _digest_later(self, held: Held) -> None:
+        """Compute and note the digest of bytes that were put without one; one artifact at a time."""
+        try:
+            async with self._digesting:
+                await self._digest(held)
+        except TensorbusError:
+            return  # the artifact or the session ended meanwhile
+
+    async def _digest(self, held: Held) -> None:
+        if held.manifest.digested or not held.valid:
+            return
+        manifest = await asyncio.to_thread(digest_held, held)
+        deadline = known_outcome()
+        ref = await self._core.store_manifest(manifest, deadline=deadline)
+
+        def rule(state: Directory) -> Event | None:
+            return rules.digested(
+                state, tenant=held.tenant, artifact=held.artifact, digest=manifest.content_id(), manifest=ref
+            )
+
+        await self._core.author.decide(rule, deadline=deadline)
+        held.manifest = manifest
+
+    def _known_as(self, tenant: str, artifact: ArtifactId) -> ArtifactId:
+        """The id under which the same bytes are known already, if they are."""
+        found = self._core.state.artifact(tenant, artifact)
+        return found.artifact if found is not None and found.live else artifact
+
+
+def digest_held(held: Held) -> Manifest:
+    """The manifest with each tensor's digest computed from the bytes. Blocks without the interpreter's lock."""
+    with held.reading() as parts:
+        places = [held.part_of(offset) for offset in held.layout.offsets]
+        views = [
+            parts[index][offset : offset + spec.nbytes]
+            for (index, offset), spec in zip(places, held.manifest, strict=True)
+        ]
+        try:
+            return held.manifest.with_digests(hash_bytes(view) for view in views)
+        finally:
+            for view in views:
+                view.release()

@@ -1,0 +1,70 @@
+"""Keeps the memory of a worker in step with the log: what has ended there gives its memory back here."""
+
+from __future__ import annotations
+
+import logging
+
+from tensorbus.clock import Deadline
+from tensorbus.errors import TensorbusError
+from tensorbus.events import DropReason, Event, ReplicaDropped
+from tensorbus.ids import ArtifactId
+from tensorbus.lifecycle import Replica, Touched
+from tensorbus.workers._core import Core
+from tensorbus.workers._leases import Leases
+from tensorbus.workers._store import Store
+
+log = logging.getLogger("tensorbus.workers")
+
+UNTIL_SAID_S = 600.0
+
+
+class Reclaim:
+    """Follower of the Directory on behalf of the store."""
+
+    def __init__(self, core: Core, store: Store, leases: Leases) -> None:
+        self._core = core
+        self._store = store
+        self._leases = leases
+        self._dropping: set[tuple[str, ArtifactId]] = set()
+
+    def on_change(self, _position: int, touched: tuple[Touched, ...]) -> None:
+        for thing in touched:
+            if thing.kind == "artifact":
+                self._look(thing.tenant, ArtifactId(thing.name))
+
+    def _look(self, tenant: str, artifact: ArtifactId) -> None:
+        record = self._core.state.artifacts.get((tenant, artifact))
+        if record is None:
+            return
+        if not record.live:
+            self._leases.forget_artifact(tenant, artifact)
+            self._store.drop(tenant, artifact)
+            return
+        if self._store.get(tenant, artifact) is not None or (tenant, artifact) in self._dropping:
+            return
+        for replica in [replica for replica in record.replicas.values() if self._is_mine(replica)]:
+            # Said, but not held: a put that was given up and counted all the same. Nobody may be sent here for it.
+            self._dropping.add((tenant, artifact))
+            self._core.spawn(self._disown(tenant, artifact, replica), name=f"disown {artifact}")
+
+    def _is_mine(self, replica: Replica) -> bool:
+        me = self._core.me
+        return (replica.worker, replica.incarnation, replica.lease) == (me.worker, me.incarnation, None)
+
+    async def _disown(self, tenant: str, artifact: ArtifactId, replica: Replica) -> None:
+        def fact(number: int) -> Event:
+            return ReplicaDropped(
+                tenant=tenant,
+                artifact=artifact,
+                view=replica.view,
+                tier=replica.tier,
+                reason=DropReason.EVICTED,
+                number=number,
+            )
+
+        try:
+            await self._core.author.say(fact, deadline=Deadline(UNTIL_SAID_S))
+        except TensorbusError as error:
+            log.info("replica not disowned: artifact=%s reason=%s", artifact, error)
+        finally:
+            self._dropping.discard((tenant, artifact))

@@ -1,0 +1,113 @@
+"""A worker's life on the log: it opens a session, proves it alive, and stops at once when it was replaced."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+from collections.abc import Awaitable, Callable
+
+from tensorbus.clock import NS_PER_S, Clock, Deadline
+from tensorbus.errors import FencedError, TensorbusError
+from tensorbus.events import Aggregate, Event, SessionEnd, SessionOpened, aggregate
+from tensorbus.feeds import Author
+from tensorbus.lifecycle import Directory, Touched, rules
+
+log = logging.getLogger("tensorbus.workers")
+
+
+class OwnSession:
+    """Opens, renews and closes the session of one incarnation.
+
+    Attributes:
+        acked_ns: The clock just before the last acknowledged heartbeat was sent; the lease counts from there.
+    """
+
+    def __init__(self, author: Author, opening: SessionOpened, *, clock: Clock, heartbeat_s: float) -> None:
+        self._author = author
+        self._opening = opening
+        self._clock = clock
+        self._heartbeat_s = heartbeat_s
+        self._fenced: asyncio.Event = asyncio.Event()
+        self.acked_ns = 0
+
+    @property
+    def aggregate(self) -> Aggregate:
+        return aggregate("session", "", self._opening.worker)
+
+    @property
+    def provably_alive(self) -> bool:
+        """Whether the last acknowledged heartbeat was sent less than a TTL ago."""
+        return self._clock.now_ns() - self.acked_ns < self._opening.ttl_ns
+
+    async def open(self, *, deadline: Deadline) -> int:
+        """Say that this incarnation lives; an older one of the same id is fenced by that.
+
+        Raises:
+            FencedError: If still another incarnation came in between.
+        """
+        await self._beat(deadline)
+
+        def rule(state: Directory) -> Event | None:
+            held = state.sessions.get(self._opening.worker)
+            return None if held is not None and held.incarnation == self._opening.incarnation else self._opening
+
+        seq, _ = await self._author.decide(rule, deadline=deadline)
+        return seq
+
+    async def close(self, *, deadline: Deadline) -> None:
+        """Say that this worker leaves."""
+
+        def rule(state: Directory) -> Event | None:
+            return rules.end_session(
+                state,
+                worker=self._opening.worker,
+                incarnation=self._opening.incarnation,
+                reason=SessionEnd.LEFT,
+            )
+
+        if not self._fenced.is_set():
+            await self._author.decide(rule, deadline=deadline)
+
+    async def renew(self) -> None:
+        """Send heartbeats for ever. A bus that does not answer is waited for: silence ends nobody by itself."""
+        while True:
+            started = self._clock.now_ns()
+            try:
+                await self._beat(Deadline(self._opening.ttl_ns / NS_PER_S, what="a heartbeat"))
+            except TensorbusError as error:
+                log.warning("heartbeat not acknowledged: worker=%s reason=%s", self._opening.worker, error)
+            spent = (self._clock.now_ns() - started) / NS_PER_S
+            await asyncio.sleep(max(0.01, self._heartbeat_s - spent))
+
+    async def _beat(self, deadline: Deadline) -> None:
+        sent = self._clock.now_ns()
+        opening = self._opening
+        subject = self._author.feed.bus.subjects.live(opening.incarnation, opening.worker)
+        await self._author.feed.bus.beat(subject, ttl_s=math.ceil(opening.ttl_ns / NS_PER_S), deadline=deadline)
+        self.acked_ns = sent
+
+    def on_change(self, _position: int, touched: tuple[Touched, ...]) -> None:
+        """Follower of the Directory: notices the end of the own session."""
+        if Touched("session", "", self._opening.worker) in touched and not self._holds():
+            self._fenced.set()
+
+    def _holds(self) -> bool:
+        state = self._author.feed.live.state
+        return state.is_live(self._opening.worker, self._opening.incarnation)
+
+    async def until_fenced(self, before: Callable[[str], Awaitable[None]]) -> None:
+        """Wait for the own session's end by another, tell it with ``before``, and raise.
+
+        Raises:
+            FencedError: Always; says who took over or that the session was ended.
+        """
+        await self._fenced.wait()
+        now = self._author.feed.live.state.sessions[self._opening.worker]
+        if now.incarnation != self._opening.incarnation:
+            what = f"incarnation {now.incarnation} of it started as process {now.pid} on host {now.host}"
+        else:
+            what = "its session was ended after a silence longer than its TTL"
+        text = f"worker {self._opening.worker} is fenced: {what}"
+        await before(text)
+        raise FencedError(text, worker=self._opening.worker, incarnation=self._opening.incarnation)

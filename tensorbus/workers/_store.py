@@ -1,0 +1,99 @@
+"""The artifacts whose bytes this worker holds, and the segments they lie in."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+
+from tensorbus.events import Tier
+from tensorbus.ids import ArtifactId, LeaseId
+from tensorbus.model import Layout, Manifest
+from tensorbus.transport import Segment, page_round
+
+Where = tuple[str, ArtifactId]
+
+
+@dataclass(eq=False, slots=True)
+class Held:
+    """One artifact's bytes here.
+
+    Attributes:
+        parts: The segments, laid end to end, each rounded up to whole pages; the layout's offsets run over them.
+        lease: The caller's lease that it stands and falls with, or ``None`` if the worker owns the bytes.
+    """
+
+    tenant: str
+    artifact: ArtifactId
+    parts: tuple[Segment, ...]
+    layout: Layout
+    manifest: Manifest
+    lease: LeaseId | None = None
+    tier: Tier = Tier.DRAM
+
+    @property
+    def where(self) -> Where:
+        return self.tenant, self.artifact
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes from the start of the first part to the end of the last."""
+        return sum(page_round(part.nbytes) for part in self.parts[:-1]) + self.parts[-1].nbytes
+
+    @property
+    def valid(self) -> bool:
+        """Whether every segment still belongs to this use of it."""
+        return all(part.valid() for part in self.parts)
+
+    @contextmanager
+    def reading(self) -> Iterator[list[memoryview]]:
+        """The parts' bytes for a copy within this process; they are not used again before the end of the body."""
+        with ExitStack() as stack:
+            yield [stack.enter_context(part.lease()) for part in self.parts]
+
+    def part_of(self, offset: int) -> tuple[int, int]:
+        """The part that an offset lies in, and the offset within it."""
+        for index, part in enumerate(self.parts[:-1]):
+            size = page_round(part.nbytes)
+            if offset < size:
+                return index, offset
+            offset -= size
+        return len(self.parts) - 1, offset
+
+    def release(self) -> None:
+        """Give the memory back; it is used again once its last reader is gone."""
+        for part in self.parts:
+            part.release()
+
+
+class Store:
+    """What is held, by tenant and artifact id. Lives on the worker's loop."""
+
+    def __init__(self) -> None:
+        self._held: dict[Where, Held] = {}
+
+    def __len__(self) -> int:
+        return len(self._held)
+
+    def get(self, tenant: str, artifact: ArtifactId) -> Held | None:
+        return self._held.get((tenant, artifact))
+
+    def all(self) -> list[Held]:
+        return list(self._held.values())
+
+    def add(self, held: Held) -> None:
+        for part in held.parts:
+            part.label = held.artifact
+        self._held[held.where] = held
+
+    def remove(self, held: Held) -> None:
+        """Forget what was just added; its memory stays with who added it."""
+        if self._held.get(held.where) is held:
+            del self._held[held.where]
+
+    def drop(self, tenant: str, artifact: ArtifactId) -> Held | None:
+        """Forget an artifact and give its memory back."""
+        held = self._held.pop((tenant, artifact), None)
+        if held is not None:
+            held.release()
+        return held

@@ -1,0 +1,234 @@
+"""One worker process: its parts, in the order in which they start and stop."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import AsyncExitStack, asynccontextmanager
+from typing import Any
+
+from blake3 import blake3
+
+from tensorbus import __version__
+from tensorbus.bus import Bus, NatsBus, provision
+from tensorbus.clock import NS_PER_S, Clock, Deadline, SystemClock
+from tensorbus.config import Settings
+from tensorbus.errors import InvalidArgumentError, TensorbusError, UnavailableError
+from tensorbus.events import SessionOpened, Subjects
+from tensorbus.feeds import Author, DirectoryFeed
+from tensorbus.ids import IdSource, SystemIds, WorkerId, b32, check_worker_id, new_incarnation, prefixed
+from tensorbus.lifecycle import Directory
+from tensorbus.projections import LiveDirectory
+from tensorbus.transport import (
+    Listener,
+    WorkerCard,
+    listen_tcp,
+    listen_unix,
+    locked,
+    remove_card,
+    run_dir,
+    serve_listener,
+    write_card,
+)
+from tensorbus.workers._callers import Callers
+from tensorbus.workers._core import Core, Identity
+from tensorbus.workers._memory import MemoryRole
+from tensorbus.workers._service import Service
+from tensorbus.workers._session import OwnSession
+from tensorbus.workers._witness import Witness
+
+log = logging.getLogger("tensorbus.workers")
+
+ROLES = ("basic", "gateway")
+START_S = 60.0
+LEAVE_S = 5.0
+BUS_URL_FILE = "bus.url"
+"""In a home: the URL of its embedded server, as long as that runs."""
+
+
+def default_worker_id(settings: Settings, roles: tuple[str, ...]) -> WorkerId:
+    """The id of a home's worker when none is given: the same after each restart."""
+    place = blake3(prefixed("worker", str(settings.home), settings.host_id, *roles)).digest(length=5)
+    return check_worker_id(f"{roles[0]}-{b32(place)}")
+
+
+def bus_url(settings: Settings) -> str:
+    """The operator's bus, else the home's embedded one.
+
+    Raises:
+        UnavailableError: If there is neither; says what to do.
+    """
+    if settings.nats_url is not None:
+        return settings.nats_url
+    try:
+        return (settings.home / BUS_URL_FILE).read_text(encoding="ascii").strip()
+    except OSError as exc:
+        raise UnavailableError(
+            f"home {settings.home} has no bus: start one with `tensorbus up`, or set TENSORBUS_NATS_URL",
+            home=str(settings.home),
+        ) from exc
+
+
+class Worker:
+    """A worker of some roles in one process.
+
+    Args:
+        settings: What it needs to know; ``worker_id`` is made for the home when it is ``None``.
+        roles: ``basic`` holds memory, ``gateway`` serves callers without a worker and witnesses sessions.
+    """
+
+    def __init__(
+        self, settings: Settings, *, roles: tuple[str, ...], clock: Clock | None = None, ids: IdSource | None = None
+    ) -> None:
+        unknown = [role for role in roles if role not in ROLES]
+        if not roles or unknown:
+            raise InvalidArgumentError(f"roles are {', '.join(ROLES)}, not {', '.join(unknown) or 'none'}")
+        self.settings = settings
+        self.roles = tuple(dict.fromkeys(roles))
+        self.worker = WorkerId(settings.worker_id or default_worker_id(settings, self.roles))
+        self._clock = clock or SystemClock()
+        self._ids = ids or SystemIds()
+        self._incarnation = new_incarnation(self._ids)
+
+    async def run(self, *, stop: asyncio.Event, ready: Callable[[WorkerCard], None]) -> None:
+        """Serve until ``stop`` is set, then leave the log in good order.
+
+        Raises:
+            FencedError: If another process took this id over, or the session was ended while this one was silent.
+            ConflictError: If the worker runs already in this home.
+            UnavailableError: If the bus cannot be reached at start.
+        """
+        directory = run_dir(self.settings.home)
+        async with AsyncExitStack() as stack:
+            lock = locked(directory / f"{self.worker}.lock", what=f"worker {self.worker} of this home")
+            stack.enter_context(lock)
+            bus = await self._connect(stack)
+            feed = DirectoryFeed(bus, LiveDirectory(Directory(bus.subjects)))
+            author = Author(feed, worker=self.worker, incarnation=self._incarnation, ids=self._ids)
+            await stack.enter_async_context(feed.running(deadline=Deadline(START_S, what="reading the log")))
+            await stack.enter_async_context(author.running())
+            try:
+                async with asyncio.TaskGroup() as group:
+                    await self._serve(group, feed, author, stop=stop, ready=ready)
+            except* TensorbusError as failed:
+                raise failed.exceptions[0] from None
+
+    async def _connect(self, stack: AsyncExitStack) -> Bus:
+        settings = self.settings
+        bus = await NatsBus.connect(
+            bus_url(settings),
+            subjects=Subjects(settings.subject_prefix),
+            creds=None if settings.nats_creds is None else str(settings.nats_creds),
+            name=self.worker,
+            clock=self._clock,
+            ids=self._ids,
+        )
+        stack.push_async_callback(bus.close)
+        await provision(bus, deadline=Deadline(START_S, what="provisioning the streams"))
+        return bus
+
+    async def _serve(
+        self,
+        group: asyncio.TaskGroup,
+        feed: DirectoryFeed,
+        author: Author,
+        *,
+        stop: asyncio.Event,
+        ready: Callable[[WorkerCard], None],
+    ) -> None:
+        me = Identity(self.worker, self._incarnation, self.settings.host_id, self.roles)
+        core = Core(me=me, bus=feed.bus, feed=feed, author=author, ids=self._ids, clock=self._clock, group=group)
+        callers = Callers(group)
+        async with AsyncExitStack() as stack:
+            memory = None
+            if "basic" in self.roles:
+                memory = await stack.enter_async_context(MemoryRole.running(core, self.settings))
+                me.data = memory.address
+            listeners = await self._listen(stack, me)
+            service = Service(core, callers, memory)
+            stack.enter_context(service.following())
+            session = OwnSession(author, self._opening(me), clock=self._clock, heartbeat_s=self.settings.heartbeat_s)
+            stack.enter_context(core.live.followed(session.on_change))
+            await session.open(deadline=Deadline(START_S, what="opening the session"))
+            tasks = [group.create_task(work, name=name) for name, work in self._work(core, session, stack, memory)]
+            for listener in listeners:
+                work = serve_listener(listener, service.handle, ids=self._ids, on_open=callers.opened)
+                tasks.append(group.create_task(work, name=f"listen {listener.address}"))
+            tasks.append(group.create_task(session.until_fenced(service.say_bye), name="fence"))
+            async with self._card_up(me) as card:
+                ready(card)
+                await stop.wait()
+            await self._leave(service, session)
+            for task in [*tasks, *callers.tasks(), *core.tasks()]:
+                task.cancel()
+
+    def _work(
+        self, core: Core, session: OwnSession, stack: AsyncExitStack, memory: MemoryRole | None
+    ) -> list[tuple[str, Coroutine[Any, Any, None]]]:
+        """The endless tasks of this process."""
+        work: list[tuple[str, Coroutine[Any, Any, None]]] = [("heartbeat", session.renew())]
+        work.append(("feed", core.feed.failed()))
+        if memory is not None:
+            work.append(("leases", memory.leases.expire()))
+        if "gateway" in self.roles:
+            ttl_ns = int(self.settings.session_ttl_s * NS_PER_S)
+            witness = Witness(core.author, own_ttl_ns=ttl_ns, clock=self._clock)
+            stack.enter_context(core.live.followed(witness.on_change))
+            work += [("listen", witness.listen()), ("judge", witness.judge()), ("bury", witness.bury())]
+        return work
+
+    async def _listen(self, stack: AsyncExitStack, me: Identity) -> list[Listener]:
+        listeners = [await listen_unix(run_dir(self.settings.home) / self._socket)]
+        stack.callback(listeners[0].close)
+        if "gateway" in self.roles:
+            listener = await listen_tcp(self.settings.gateway_host, self.settings.gateway_port)
+            stack.callback(listener.close)
+            listeners.append(listener)
+            me.control = listener.address
+        return listeners
+
+    @property
+    def _socket(self) -> str:
+        return f"{self.worker}.sock"[-60:]
+
+    def _opening(self, me: Identity) -> SessionOpened:
+        return SessionOpened(
+            worker=self.worker,
+            incarnation=self._incarnation,
+            host=me.host,
+            roles=self.roles,
+            data=me.data,
+            control=me.control,
+            pool_bytes=self.settings.pool_bytes if "basic" in self.roles else 0,
+            ttl_ns=int(self.settings.session_ttl_s * NS_PER_S),
+            pid=os.getpid(),
+            version=__version__,
+        )
+
+    @asynccontextmanager
+    async def _card_up(self, me: Identity) -> AsyncIterator[WorkerCard]:
+        directory = run_dir(self.settings.home)
+        card = WorkerCard(
+            worker=self.worker,
+            incarnation=self._incarnation,
+            host_id=me.host,
+            roles=self.roles,
+            pid=os.getpid(),
+            socket=self._socket,
+            control=me.control,
+            data=me.data,
+        )
+        write_card(directory, card)
+        try:
+            yield card
+        finally:
+            remove_card(directory, card)
+
+    async def _leave(self, service: Service, session: OwnSession) -> None:
+        await service.say_bye(f"worker {self.worker} leaves")
+        try:
+            await session.close(deadline=Deadline(LEAVE_S, what="closing the session"))
+        except TensorbusError as error:
+            log.warning("left without a word on the log: worker=%s reason=%s", self.worker, error)
