@@ -141,7 +141,7 @@ class Link:
         """
         try:
             async with deadline.scope():
-                while not self._up.is_set():
+                while not self._up.is_set() and not self._closing:
                     await self._up.wait()
         except TimeoutError as exc:
             raise self._unreachable() from exc
