@@ -33,6 +33,7 @@ log = logging.getLogger("tensorbus.feeds")
 
 LANE_WAITING_MAX = 4096
 LANE_TRY_S = 10.0
+DROPS_MAX = 16
 LANE_RETRY_DELAY_S = 0.5
 
 
@@ -77,7 +78,8 @@ class Author:
             DeadlineExceededError: If the outcome is not known in time.
         """
         state = self.feed.live.state
-        while True:
+        drops = 0
+        while drops < DROPS_MAX:
             self._check_sane(state)
             fact = rule(state)
             if not isinstance(fact, Event):
@@ -90,6 +92,8 @@ class Author:
                 if verdict.kept:
                     return outcome.seq, fact
                 self._raise_if_final(verdict.why, fact, outcome.seq)
+                drops += 1
+        raise ConflictError(f"a fact was proposed {drops} times and never counted; rule and fold disagree")
 
     async def say(
         self, make: Callable[[int], Event], *, deadline: Deadline, principal: str = "", cause: str = ""

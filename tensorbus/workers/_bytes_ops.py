@@ -13,13 +13,16 @@ from tensorbus.model import Layout, Manifest
 from tensorbus.transport import Fds, Pool, Reply, Request, Segment, page_round
 from tensorbus.workers import _requests as ask
 from tensorbus.workers._callers import Caller
-from tensorbus.workers._core import Core
+from tensorbus.workers._core import Core, off_loop
 from tensorbus.workers._directory_ops import Op
 from tensorbus.workers._fetch import Fetches
 from tensorbus.workers._info import artifact_info
 from tensorbus.workers._leases import Leases
 from tensorbus.workers._puts import Incoming, Lease, Puts, Taken, digest_held, known_outcome
 from tensorbus.workers._store import Held, Store
+
+TENSOR_JSON_BYTES = 100
+"""About what a tensor takes in a manifest's JSON."""
 
 
 class BytesOps:
@@ -85,15 +88,19 @@ class BytesOps:
 
     async def commit(self, caller: Caller, request: Request) -> Reply:
         asked = ask.parse(ask.Commit, request.args, op="commit")
-        manifest = Manifest.from_json(bytes(request.body))
+        manifest = await self._manifest(request)
         parts = self._take_parts(caller, [(asked.segment, asked.generation)])
         incoming = self._incoming(caller, asked, manifest, parts, lease=None)
         taken = await self._carry(caller, incoming, request, name="put")
         return self._taken(caller, taken)
 
+    async def _manifest(self, request: Request) -> Manifest:
+        body = bytes(request.body)
+        return await off_loop(Manifest.from_json, body, weight=len(body) // TENSOR_JSON_BYTES)
+
     async def register(self, caller: Caller, request: Request) -> Reply:
         asked = ask.parse(ask.Register, request.args, op="register")
-        manifest = Manifest.from_json(bytes(request.body))
+        manifest = await self._manifest(request)
         parts = self._take_parts(caller, asked.parts)
         lease = Lease(id=new_lease_id(self._core.ids), holder=caller.id, ttl_s=asked.lease_s)
         incoming = self._incoming(caller, asked, manifest, parts, lease=lease)
@@ -230,11 +237,12 @@ class BytesOps:
             "why": how.why,
             "position": self._core.live.position,
         }
+        body = await held.manifest_json()
         fds: list[int] = []
         try:
             for part in held.parts:
                 fds += part.open_reader()
-            return Reply(data, body=held.manifest.to_json().encode(), fds=Fds(fds))
+            return Reply(data, body=body, fds=Fds(fds))
         except BaseException:
             Fds(fds).close()
             raise

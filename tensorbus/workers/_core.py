@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from tensorbus.bus import Bus, get_blob, put_blob
 from tensorbus.clock import Clock, Deadline
-from tensorbus.errors import InvalidArgumentError
+from tensorbus.errors import InvalidArgumentError, UnavailableError
 from tensorbus.events import ManifestRef
 from tensorbus.feeds import Author, DirectoryFeed
 from tensorbus.ids import IdSource, Incarnation, WorkerId
@@ -17,12 +17,16 @@ from tensorbus.lifecycle import Artifact, Directory
 from tensorbus.model import Manifest
 from tensorbus.projections import LiveDirectory
 
+A = TypeVar("A")
 T = TypeVar("T")
 
 INLINE_MANIFEST_BYTES_MAX = 2048
 """A larger manifest goes as a blob, so that Directories stay small."""
 
 MANIFESTS_KEPT = 256
+
+HEAVY_TENSORS = 500
+"""A manifest of more is read and written in a thread."""
 
 
 @dataclass(slots=True)
@@ -56,6 +60,7 @@ class Core:
         self.clock = clock
         self.group = group
         self._spawned: set[asyncio.Task[None]] = set()
+        self._closed = False
         self._manifests: dict[tuple[str, str], Manifest] = {}
 
     @property
@@ -76,6 +81,9 @@ class Core:
         async def run() -> None:
             try:
                 result = await work
+            except asyncio.CancelledError:
+                done.cancel()
+                raise
             except Exception as error:  # noqa: BLE001 - the task's edge: handed to the one who waits
                 if not done.done():
                     done.set_exception(error)
@@ -84,18 +92,26 @@ class Core:
                 if not done.done():
                     done.set_result(result)
 
+        if self._closed:
+            work.close()
+            raise UnavailableError(f"worker {self.me.worker} is leaving", worker=self.me.worker)
         self.spawn(run(), name=name)
         return await asyncio.shield(done)
 
     def spawn(self, work: Coroutine[Any, Any, None], *, name: str) -> None:
         """Run something in the worker's group: cancelled when the worker ends, and its failure ends the worker."""
+        if self._closed:
+            work.close()  # the worker ends: nobody would wait for it, and the log tells its successors what is left
+            return
         task = self.group.create_task(work, name=name)
         self._spawned.add(task)
         task.add_done_callback(self._spawned.discard)
 
-    def tasks(self) -> list[asyncio.Task[None]]:
-        """What was spawned and has not ended."""
-        return list(self._spawned)
+    def close(self) -> None:
+        """Cancel what was spawned, and start nothing more."""
+        self._closed = True
+        for task in list(self._spawned):
+            task.cancel()
 
     async def reached(self, at_least: int | None, deadline: Deadline) -> None:
         """Wait for a position that a caller asked for; one beyond the log's end is refused at once.
@@ -112,10 +128,9 @@ class Core:
 
     async def store_manifest(self, manifest: Manifest, *, deadline: Deadline) -> ManifestRef:
         """Put a manifest where a fact can name it: in the fact, or as a blob on the log."""
-        text = manifest.to_json()
-        raw = text.encode()
+        raw = await off_loop(manifest_body, manifest, weight=len(manifest))
         if len(raw) <= INLINE_MANIFEST_BYTES_MAX:
-            return ManifestRef(inline=text)
+            return ManifestRef(inline=raw.decode())
         return ManifestRef(blob=await put_blob(self.bus, raw, author=self.me.worker, deadline=deadline))
 
     async def load_manifest(self, record: Artifact, *, deadline: Deadline) -> Manifest:
@@ -130,8 +145,21 @@ class Core:
         assert blob is not None, "a manifest is inline or a blob"
         known = self._manifests.get((blob.digest, blob.author))
         if known is None:
-            known = Manifest.from_json(await get_blob(self.bus, blob, deadline=deadline))
+            body = await get_blob(self.bus, blob, deadline=deadline)
+            known = await off_loop(Manifest.from_json, body, weight=record.tensors)
             self._manifests[blob.digest, blob.author] = known
             if len(self._manifests) > MANIFESTS_KEPT:
                 del self._manifests[next(iter(self._manifests))]
         return known
+
+
+def manifest_body(manifest: Manifest) -> bytes:
+    """The manifest as it travels."""
+    return manifest.to_json().encode()
+
+
+async def off_loop(work: Callable[[A], T], argument: A, *, weight: int) -> T:
+    """Call a pure function, in a thread if it has much to do: the loop owes the bus a heartbeat."""
+    if weight <= HEAVY_TENSORS:
+        return work(argument)
+    return await asyncio.to_thread(work, argument)

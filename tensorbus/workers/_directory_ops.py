@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left, bisect_right
 from collections.abc import Awaitable, Callable
 from dataclasses import asdict
 
@@ -17,6 +16,7 @@ from tensorbus.workers._core import Core
 from tensorbus.workers._events import Cursor, find_cursor, open_cursor, subjects_about
 from tensorbus.workers._follow import Follows
 from tensorbus.workers._info import Json, artifact_info, series_news, session_info
+from tensorbus.workers._names import Names
 
 Op = Callable[[Caller, Request], Awaitable[Reply]]
 
@@ -25,11 +25,18 @@ class DirectoryOps:
     """Operations on names. Mutations return once the own fold kept their fact."""
 
     def __init__(
-        self, core: Core, callers: Callers, follows: Follows, *, pool_stats: Callable[[], PoolStats] | None
+        self,
+        core: Core,
+        callers: Callers,
+        follows: Follows,
+        names: Names,
+        *,
+        pool_stats: Callable[[], PoolStats] | None,
     ) -> None:
         self._core = core
         self._callers = callers
         self._follows = follows
+        self._names = names
         self._pool_stats = pool_stats
 
     def table(self) -> dict[str, Op]:
@@ -79,9 +86,10 @@ class DirectoryOps:
         asked = ask.parse(ask.List, request.args, op="ls")
         await self._core.reached(asked.at_least, request.deadline)
         state = self._core.state
-        names = [key for tenant, key in state.keys if tenant == caller.tenant and _bound(state, tenant, key)]
         items: list[Json] = []
-        page, following = _page(names, asked.prefix, asked.after, asked.limit)
+        page, following = self._names.page(
+            "key", caller.tenant, prefix=asked.prefix, after=asked.after, limit=asked.limit
+        )
         for key in page:
             record = rules.resolve(state, tenant=caller.tenant, ref=key, by="key")
             items.append({"key": key, "artifact": record.artifact, "nbytes": record.nbytes, "tensors": record.tensors})
@@ -91,8 +99,8 @@ class DirectoryOps:
         asked = ask.parse(ask.List, request.args, op="series_ls")
         await self._core.reached(asked.at_least, request.deadline)
         state = self._core.state
-        page, following = _page(
-            [name for tenant, name in state.series if tenant == caller.tenant], asked.prefix, asked.after, asked.limit
+        page, following = self._names.page(
+            "series", caller.tenant, prefix=asked.prefix, after=asked.after, limit=asked.limit
         )
         series = [state.series[caller.tenant, name] for name in page]
         items = [{"name": one.name, "last": one.last, "kept": len(one.versions)} for one in series]
@@ -260,24 +268,3 @@ def _source(session: Session) -> Json:
         "host": session.host,
         "data": session.data,
     }
-
-
-def _bound(state: Directory, tenant: str, key: str) -> bool:
-    known = state.key(tenant, key)
-    return known is not None and known.artifact is not None
-
-
-def _page(names: list[str], prefix: str, after: str | None, limit: int) -> tuple[list[str], str | None]:
-    """One page of the names with a prefix, in order of their bytes, and where the next one starts after."""
-    names.sort()
-    start = bisect_left(names, prefix)
-    if after is not None:
-        start = max(start, bisect_right(names, after))
-    page = []
-    for name in names[start : start + limit + 1]:
-        if not name.startswith(prefix):
-            break
-        page.append(name)
-    more = len(page) > limit
-    page = page[:limit]
-    return page, page[-1] if more else None

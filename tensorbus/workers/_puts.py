@@ -20,7 +20,7 @@ from tensorbus.ids import ArtifactId, LeaseId, is_system_id, random_artifact_id
 from tensorbus.lifecycle import Directory, Touched, rules
 from tensorbus.model import Layout, Manifest
 from tensorbus.transport import Segment, hash_bytes
-from tensorbus.workers._core import Core
+from tensorbus.workers._core import Core, off_loop
 from tensorbus.workers._store import Held, Store, Where
 
 OUTCOME_S = 3600.0
@@ -105,7 +105,9 @@ class Puts:
     async def _take(self, incoming: Incoming, *, deadline: Deadline) -> Taken | None:
         """One attempt; ``None`` if an artifact whose digest must be compared first came in between."""
         manifest = incoming.manifest
-        digest = manifest.content_id() if manifest.digested else None
+        digest = None
+        if manifest.digested:
+            digest = await off_loop(Manifest.content_id, manifest, weight=len(manifest))
         artifact = ArtifactId(incoming.given or digest or random_artifact_id(self._core.ids))
         if incoming.key is not None:
             known_as = self._known_as(incoming.tenant, artifact)
@@ -324,10 +326,10 @@ class Puts:
         deadline = known_outcome()
         ref = await self._core.store_manifest(manifest, deadline=deadline)
 
+        digest = await off_loop(Manifest.content_id, manifest, weight=len(manifest))
+
         def rule(state: Directory) -> Event | None:
-            return rules.digested(
-                state, tenant=held.tenant, artifact=held.artifact, digest=manifest.content_id(), manifest=ref
-            )
+            return rules.digested(state, tenant=held.tenant, artifact=held.artifact, digest=digest, manifest=ref)
 
         await self._core.author.decide(rule, deadline=deadline)
         held.manifest = manifest

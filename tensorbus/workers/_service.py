@@ -15,6 +15,7 @@ from tensorbus.workers._core import Core
 from tensorbus.workers._directory_ops import DirectoryOps, Op
 from tensorbus.workers._follow import Follows
 from tensorbus.workers._memory import MemoryRole
+from tensorbus.workers._names import Names
 
 BYE_S = 0.2
 
@@ -27,7 +28,10 @@ class Service:
         self._callers = callers
         self._memory = memory
         self._follows = Follows(core.live)
-        directory = DirectoryOps(core, callers, self._follows, pool_stats=None if memory is None else memory.pool.stats)
+        self._names = Names(core.state)
+        directory = DirectoryOps(
+            core, callers, self._follows, self._names, pool_stats=None if memory is None else memory.pool.stats
+        )
         self._table: dict[str, Op] = directory.table()
         if memory is not None:
             self._table |= memory.ops.table()
@@ -41,6 +45,7 @@ class Service:
                 # Memory first: what a caller is told must already hold here.
                 stack.enter_context(self._core.live.followed(self._memory.reclaim.on_change))
                 self._memory.on_retired = self._retire
+            stack.enter_context(self._core.live.followed(self._names.on_change))
             stack.enter_context(self._core.live.followed(self._follows.on_change))
             yield
 

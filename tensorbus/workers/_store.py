@@ -10,6 +10,7 @@ from tensorbus.events import Tier
 from tensorbus.ids import ArtifactId, LeaseId
 from tensorbus.model import Layout, Manifest
 from tensorbus.transport import Segment, page_round
+from tensorbus.workers._core import manifest_body, off_loop
 
 Where = tuple[str, ArtifactId]
 
@@ -30,6 +31,15 @@ class Held:
     manifest: Manifest
     lease: LeaseId | None = None
     tier: Tier = Tier.DRAM
+    _json: tuple[Manifest, bytes] | None = None
+
+    async def manifest_json(self) -> bytes:
+        """The manifest as it travels, made once."""
+        known = self._json
+        if known is None or known[0] is not self.manifest:
+            manifest = self.manifest
+            known = self._json = (manifest, await off_loop(manifest_body, manifest, weight=len(manifest)))
+        return known[1]
 
     @property
     def where(self) -> Where:

@@ -157,12 +157,15 @@ class Worker:
                 work = serve_listener(listener, service.handle, ids=self._ids, on_open=callers.opened)
                 tasks.append(group.create_task(work, name=f"listen {listener.address}"))
             tasks.append(group.create_task(session.until_fenced(service.say_bye), name="fence"))
-            async with self._card_up(me) as card:
-                ready(card)
-                await stop.wait()
-            await self._leave(service, session)
-            for task in [*tasks, *callers.tasks(), *core.tasks()]:
-                task.cancel()
+            try:
+                async with self._card_up(me) as card:
+                    ready(card)
+                    await stop.wait()
+                await self._leave(service, session)
+            finally:
+                core.close()
+                for task in [*tasks, *callers.tasks()]:
+                    task.cancel()
 
     def _work(
         self, core: Core, session: OwnSession, stack: AsyncExitStack, memory: MemoryRole | None
