@@ -256,14 +256,14 @@ def _write(log: Log, step: Step) -> None:
     session = state.sessions[author]
     incarnation = event.incarnation if isinstance(event, SessionOpened) else session.incarnation
     if step.wrong != "number":
-        event = _in_line(event, state, session.number + 1)
+        event = in_line(event, state, session.number + 1)
     if step.wrong == "life":
         incarnation = Incarnation("3" * 16)
     expected = {"expected 0": 0, "expected none": None}.get(step.wrong, -1)
     log.append(event, author, incarnation, expected=expected, subject=_bent(event, state, step), skip=step.skip)
 
 
-def _in_line(event: Event | UnknownEvent, state: Directory, number: int) -> Event | UnknownEvent:
+def in_line(event: Event | UnknownEvent, state: Directory, number: int) -> Event | UnknownEvent:
     if isinstance(event, (ReplicaAdded, ReplicaDropped, CallerLeaseGranted, CallerLeaseEnded)):
         return replace(event, number=number)
     if isinstance(event, VersionPublished):
