@@ -1,0 +1,5 @@
+"""``python -m tensorbus.cli``."""
+
+from tensorbus.cli import main
+
+main()

@@ -1,0 +1,103 @@
+"""The command group: commands by name, loaded when asked for, and the one place where errors become exit codes."""
+
+from __future__ import annotations
+
+import importlib
+import io
+import os
+import sys
+from collections.abc import Sequence
+from typing import Final
+
+import click
+
+import tensorbus
+from tensorbus.cli._errors import EXIT_BROKEN_PIPE, EXIT_INTERRUPTED, EXIT_OTHER, report
+from tensorbus.errors import InvalidArgumentError, TensorbusError
+
+COMMANDS: Final = {
+    "up": "_up:up",
+    "worker": "_worker:worker",
+    "put": "_artifacts:put",
+    "get": "_artifacts:get",
+    "ls": "_names:ls",
+    "show": "_show:show",
+    "rm": "_names:rm",
+    "bind": "_names:bind",
+    "publish": "_versions:publish",
+    "versions": "_versions:versions",
+    "pin": "_names:pin",
+    "unpin": "_names:unpin",
+    "events": "_log:events",
+    "workers": "_log:workers",
+    "stats": "_log:stats",
+    "config": "_config:config",
+    "doctor": "_doctor:doctor",
+}
+
+
+class Commands(click.Group):
+    """Loads a command's module when the command is used or listed."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        place = COMMANDS.get(cmd_name)
+        if place is None:
+            return None
+        module, attribute = place.split(":")
+        command = getattr(importlib.import_module(f"tensorbus.cli.{module}"), attribute)
+        assert isinstance(command, click.Command)
+        return command
+
+
+@click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
+@click.version_option(tensorbus.__version__, prog_name="tensorbus", message="%(prog)s %(version)s")
+def cli() -> None:
+    """Tensors that outlive the process that made them; every lifecycle change is a fact on NATS JetStream.
+
+    Start with `tensorbus up`. Settings come from flags, TENSORBUS_* and a file; `tensorbus config` shows them.
+    """
+
+
+def run(args: Sequence[str] | None) -> int:
+    """Run a command line; returns its exit code."""
+    given = list(sys.argv[1:] if args is None else args)
+    as_json = "--json" in given
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
+    try:
+        code = cli.main(given, prog_name="tensorbus", standalone_mode=False)
+        sys.stdout.flush()
+    except click.exceptions.NoArgsIsHelpError as exc:
+        exc.show()
+        return exc.exit_code
+    except click.ClickException as exc:
+        return _usage(exc, as_json=as_json)
+    except TensorbusError as exc:
+        return report(exc, as_json=as_json)
+    except (KeyboardInterrupt, click.Abort):
+        return EXIT_INTERRUPTED
+    except BrokenPipeError:
+        _silence()
+        return EXIT_BROKEN_PIPE
+    except OSError as exc:
+        where = f" ({exc.filename})" if exc.filename else ""
+        return report(TensorbusError(f"{exc.strerror or exc}{where}"), as_json=as_json) or EXIT_OTHER
+    return code if isinstance(code, int) else 0
+
+
+def _usage(exc: click.ClickException, *, as_json: bool) -> int:
+    if not as_json:
+        exc.show()
+        return exc.exit_code
+    return report(InvalidArgumentError(exc.format_message()), as_json=True)
+
+
+def _silence() -> None:
+    """The reader has gone: keep the interpreter from complaining when it flushes at exit."""
+    null = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(null, sys.stdout.fileno())
+    os.close(null)

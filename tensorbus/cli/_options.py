@@ -1,0 +1,82 @@
+"""Options that many commands share: settings as flags, and ``--json``."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any, Final, TypeVar
+
+import click
+
+from tensorbus.config import Settings, load
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+CLIENT: Final = ("home", "host_id", "url", "tenant", "timeout_s")
+"""Settings of commands that talk to a worker."""
+
+WORKER: Final = (
+    "home",
+    "host_id",
+    "nats_url",
+    "nats_creds",
+    "subject_prefix",
+    "session_ttl_s",
+    "heartbeat_s",
+    "pool_bytes",
+    "reserve_bytes",
+    "data_host",
+    "data_port",
+    "gateway_host",
+    "gateway_port",
+    "log_level",
+)
+"""Settings of commands that start workers."""
+
+_EXTRA_FLAGS: Final = {"timeout_s": ("--timeout",), "worker_id": ("--id",)}
+_METAVARS: Final = {
+    "home": "DIR",
+    "url": "URL",
+    "nats_url": "URL",
+    "nats_creds": "FILE",
+    "timeout_s": "SECONDS",
+    "session_ttl_s": "SECONDS",
+    "heartbeat_s": "SECONDS",
+    "pool_bytes": "SIZE",
+    "reserve_bytes": "SIZE",
+    "data_port": "PORT",
+    "gateway_port": "PORT",
+    "data_host": "ADDRESS",
+    "gateway_host": "ADDRESS",
+    "log_level": "LEVEL",
+}
+
+
+def flag_of(name: str) -> str:
+    """The flag that sets a setting."""
+    return "--" + name.replace("_", "-")
+
+
+def takes_settings(*names: str) -> Callable[[F], F]:
+    """Give a command a flag for each setting; the function gets a :class:`Resolved` first instead of their values."""
+
+    def decorate(function: F) -> F:
+        @functools.wraps(function)
+        def run(**values: Any) -> Any:
+            flags = {name: values.pop(name) for name in names}
+            return function(load(flags), **values)
+
+        for name in reversed(names):
+            help_text = Settings.model_fields[name].description
+            option = click.option(
+                *_EXTRA_FLAGS.get(name, ()), flag_of(name), name, metavar=_METAVARS.get(name, "TEXT"), help=help_text
+            )
+            option(run)
+        return run  # type: ignore[return-value]  # same call for click, which passes keywords only
+
+    return decorate
+
+
+def json_option(function: F) -> F:
+    """``--json``, passed on as ``as_json``."""
+    return click.option("--json", "as_json", is_flag=True, help="Print JSON, as documented in docs/cli.md.")(function)
