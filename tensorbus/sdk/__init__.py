@@ -1,1 +1,39 @@
-""""""
+"""What users import: connecting, artifacts, pins, subscriptions."""
+
+from tensorbus.sdk._artifact import AsyncArtifact
+from tensorbus.sdk._async_bus import AsyncBus
+from tensorbus.sdk._bus import Bus
+from tensorbus.sdk._connect import aconnect, connect
+from tensorbus.sdk._events import AsyncEvents
+from tensorbus.sdk._files import open_files, save_safetensors
+from tensorbus.sdk._handles import Artifact, Events, Pin, Subscription
+from tensorbus.sdk._pin import AsyncPin
+from tensorbus.sdk._place import Place
+from tensorbus.sdk._records import ArtifactInfo, EventRecord, KeyInfo, Lease, Position, Replica, SeriesInfo, WorkerInfo
+from tensorbus.sdk._series import AsyncSubscription
+
+__all__ = [
+    "Artifact",
+    "ArtifactInfo",
+    "AsyncArtifact",
+    "AsyncBus",
+    "AsyncEvents",
+    "AsyncPin",
+    "AsyncSubscription",
+    "Bus",
+    "EventRecord",
+    "Events",
+    "KeyInfo",
+    "Lease",
+    "Pin",
+    "Place",
+    "Position",
+    "Replica",
+    "SeriesInfo",
+    "Subscription",
+    "WorkerInfo",
+    "aconnect",
+    "connect",
+    "open_files",
+    "save_safetensors",
+]

@@ -1,0 +1,422 @@
+"""The bus: what a process says to the world of artifacts. This is the real API; the sync one mirrors it."""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from collections.abc import AsyncIterator
+from types import TracebackType
+from typing import Any, Self, TypeVar
+
+from tensorbus.errors import CorruptError, InvalidArgumentError, NotFoundError
+from tensorbus.ids import check_name
+from tensorbus.sdk._artifact import AsyncArtifact
+from tensorbus.sdk._core import Core
+from tensorbus.sdk._events import AsyncEvents
+from tensorbus.sdk._names import check_version, id_of, name_of, spec_of
+from tensorbus.sdk._pending import Listing
+from tensorbus.sdk._place import Place
+from tensorbus.sdk._put import Digest, Progress, PutOptions, put
+from tensorbus.sdk._records import (
+    LOG_STREAM,
+    ArtifactInfo,
+    KeyInfo,
+    Position,
+    SeriesInfo,
+    WorkerInfo,
+    at_least_seq,
+    parse,
+    position_of,
+)
+from tensorbus.sdk._register import register
+from tensorbus.sdk._series import AsyncSubscription, Start
+from tensorbus.sdk._tensors import empty_over
+
+T = TypeVar("T")
+_PAGE = 1000
+
+
+class AsyncBus:
+    """A connection to the artifacts of one home or gateway, for one tenant. Made by :func:`aconnect`.
+
+    It belongs to the event loop that uses it first. The connection is made again when it is lost: questions wait for
+    that within their time, and calls whose outcome is then unknown raise ``UnavailableError``. A process that forks
+    must connect again in the child; tensors that were read before stay readable there.
+    """
+
+    def __init__(self, place: Place) -> None:
+        self._core = Core(place)
+
+    # -- life ---------------------------------------------------------------------------------------------------------
+
+    @property
+    def place(self) -> Place:
+        """Where it was connected."""
+        return self._core.place
+
+    @property
+    def closed(self) -> bool:
+        """Whether it was closed, or belongs to the process that this one was forked from."""
+        return self._core.refusal is not None
+
+    async def connect(self, *, timeout: float | None = None) -> Self:
+        """Be connected now; else the first call does it.
+
+        Raises:
+            UnavailableError: If no worker and no gateway is there; it says what to start.
+        """
+        await self._core.link.connect(self._core.begin(timeout, "connecting"))
+        return self
+
+    async def close(self) -> None:
+        """End the connection, and with it the leases of what was registered. Safe to repeat; tensors stay readable."""
+        await self._core.close()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    def __repr__(self) -> str:
+        place = self._core.place
+        return f"<{type(self).__name__} {place.url or place.home} tenant={place.tenant}>"
+
+    def __del__(self) -> None:
+        core = getattr(self, "_core", None)
+        if core is None or core.refusal is not None or not core.link.connected:
+            return
+        core.later(lambda: core.spawn(core.close(), "close dropped bus"))
+        if not sys.is_finalizing():
+            warnings.warn(f"{self!r} was dropped without close()", ResourceWarning, source=self, stacklevel=2)
+
+    # -- artifacts ----------------------------------------------------------------------------------------------------
+
+    async def put(
+        self,
+        content: object,
+        *,
+        id: str | None = None,
+        key: str | None = None,
+        rebind: bool = False,
+        digest: Digest = "now",
+        progress: Progress | None = None,
+        timeout: float | None = None,
+    ) -> AsyncArtifact:
+        """Take tensors in: the bytes are copied, and kept until the artifact is destroyed.
+
+        Args:
+            content: A dict of tensors by name, a bare tensor, or the path of a safetensors file or directory.
+            id: A name for good; without it the id follows from the content, so equal content is one artifact.
+            key: A name that can move; bound to the artifact.
+            rebind: Whether ``key`` may be taken from another artifact.
+            digest: ``"later"`` leaves the hashing to the worker, and gives a random id unless there is an ``id``.
+            progress: Called as ``progress(bytes_done, bytes_total)`` from the thread that copies.
+            timeout: Seconds; the bus's default when ``None``.
+
+        Raises:
+            InvalidArgumentError: If something cannot be taken; it says which tensor and why.
+            ConflictError: If ``id`` has other bytes, or ``key`` is bound to another artifact.
+            OutOfSpaceError: If the worker's pool is full; it says who holds it.
+            NotFoundError, CorruptError: If the path is not there, or is no safetensors.
+        """
+        options = PutOptions(id=id, key=key, rebind=rebind, digest=digest)
+        deadline = self._core.begin(timeout, "put")
+        info, position = await put(self._core, content, options, progress=progress, deadline=deadline)
+        return AsyncArtifact(self, info, position, asked=key)
+
+    async def register(
+        self,
+        content: object,
+        *,
+        id: str | None = None,
+        key: str | None = None,
+        rebind: bool = False,
+        lease_s: float = 30.0,
+        copy: bool = False,
+        sealed: bool = False,
+        timeout: float | None = None,
+    ) -> AsyncArtifact:
+        """Let others use the caller's own tensors in place, as long as the caller's lease lives.
+
+        The lease is renewed in the background and ends with ``release()`` of the handle, with the bus, or with this
+        process; the artifact then ends, unless another replica is there. The caller promises not to write meanwhile.
+
+        Args:
+            content: A dict of tensors, or a bare one, over memory from :meth:`empty`.
+            id, key, rebind: As for :meth:`put`.
+            lease_s: Seconds that the lease outlives the last renewal.
+            copy: Whether to copy what cannot be shared in place, and register the copy.
+            sealed: Whether to take digests at once, so that the id follows from the content and reads are verified.
+            timeout: Seconds; the bus's default when ``None``.
+
+        Raises:
+            InvalidArgumentError: If a tensor cannot be shared in place; it says which and what to do.
+            ConflictError: As for :meth:`put`.
+        """
+        options = PutOptions(id=id, key=key, rebind=rebind)
+        deadline = self._core.begin(timeout, "register")
+        info, position, lease = await register(
+            self._core, content, options, lease_s=lease_s, copy=copy, sealed=sealed, deadline=deadline
+        )
+        return AsyncArtifact(self, info, position, asked=key, lease=lease)
+
+    async def empty(
+        self,
+        shape: tuple[int, ...] | int,
+        dtype: object = "f32",
+        *,
+        framework: str | None = None,
+        timeout: float | None = None,
+    ) -> Any:
+        """A tensor with undefined content in memory of the worker's pool, to be filled and registered.
+
+        Args:
+            shape: Its sizes, outermost first.
+            dtype: Any name of its element type: ``"bf16"``, ``torch.bfloat16``, ``"float32"``.
+            framework: ``"torch"`` or ``"numpy"``; torch where it is installed when ``None``.
+            timeout: Seconds; the bus's default when ``None``.
+
+        Raises:
+            OutOfSpaceError: If the pool is full; InvalidArgumentError: If there is no worker on this host.
+        """
+        deadline = self._core.begin(timeout, "empty")
+        spec = spec_of(shape, dtype)
+        hello = await self._core.link.connect(deadline)
+        if not hello.descriptors:
+            raise InvalidArgumentError("empty() needs a worker on this host, and the bus speaks to a gateway")
+        grant = await self._core.owned.take(spec.nbytes, deadline=deadline, purpose="empty")
+        try:
+            tensor = empty_over(grant.memory, spec.shape, spec.dtype, framework)
+        except BaseException:
+            self._core.owned.give_up(grant)
+            raise
+        self._core.owned.lend(grant)
+        return tensor
+
+    async def artifact(
+        self,
+        ref: str | None = None,
+        *,
+        id: str | None = None,
+        key: str | None = None,
+        at_least: Position | int | None = None,
+        timeout: float | None = None,
+    ) -> AsyncArtifact:
+        """The handle of an artifact. Asked for once, a name is followed: later answers come from this process.
+
+        Args:
+            ref: An id by its form (``tb1:…``), else a key, else a given id.
+            id, key: Say outright which of the two it is; instead of ``ref``.
+            at_least: A position that the answer must know of, as mutations give it, here or in another process.
+            timeout: Seconds; the bus's default when ``None``.
+
+        Raises:
+            NotFoundError: If there is none; it says so if there was one that was lost or destroyed.
+        """
+        name = name_of(ref, id=id, key=key)
+        deadline = self._core.begin(timeout, f"resolving {name[1]!r:.80}")
+        info, position = await self._core.resolve(name, at_least=at_least_seq(at_least), deadline=deadline)
+        return AsyncArtifact(self, info, position, asked=name[1])
+
+    get = artifact
+
+    async def exists(
+        self,
+        ref: str | None = None,
+        *,
+        id: str | None = None,
+        key: str | None = None,
+        at_least: Position | int | None = None,
+        timeout: float | None = None,
+    ) -> bool:
+        """Whether there is an artifact of that name; arguments as for :meth:`artifact`."""
+        try:
+            await self.artifact(ref, id=id, key=key, at_least=at_least, timeout=timeout)
+        except NotFoundError:
+            return False
+        return True
+
+    def ls(
+        self, prefix: str = "", *, at_least: Position | int | None = None, timeout: float | None = None
+    ) -> Listing[KeyInfo]:
+        """The keys that begin with ``prefix``, in the order of their bytes; to be awaited, or iterated page by page."""
+        seq = at_least_seq(at_least)
+        return Listing(lambda: self._pages("ls", KeyInfo, "key", prefix, seq, timeout))
+
+    def ls_series(
+        self, prefix: str = "", *, at_least: Position | int | None = None, timeout: float | None = None
+    ) -> Listing[SeriesInfo]:
+        """The series of versions whose names begin with ``prefix``; to be awaited, or iterated page by page."""
+        seq = at_least_seq(at_least)
+        return Listing(lambda: self._pages("series_ls", SeriesInfo, "name", prefix, seq, timeout))
+
+    async def bind(
+        self, key: str, artifact: AsyncArtifact | str, *, rebind: bool = False, timeout: float | None = None
+    ) -> AsyncArtifact:
+        """Name an artifact by a key as well. Binding a key to what it has is success.
+
+        Raises:
+            ConflictError: If the key has another artifact and ``rebind`` is not set.
+        """
+        deadline = self._core.begin(timeout, f"bind of {key!r:.80}")
+        args = {"key": check_name(key, what="key"), "artifact": id_of(artifact), "rebind": rebind}
+        reply = await self._core.ask("bind", args, deadline=deadline, repeat=not rebind)
+        info, position = self._changed(reply.data, key)
+        return AsyncArtifact(self, info, position, asked=key)
+
+    async def unbind(self, key: str, *, timeout: float | None = None) -> Position:
+        """Drop a key; its artifact lives on. Gives the position at which the key is gone.
+
+        Raises:
+            NotFoundError: If there is no such key.
+        """
+        deadline = self._core.begin(timeout, f"unbind of {key!r:.80}")
+        reply = await self._core.ask("unbind", {"key": check_name(key, what="key")}, deadline=deadline, repeat=False)
+        position = position_of(reply.data)
+        self._core.followed.ended_here(None, key, position)
+        return {LOG_STREAM: position}
+
+    # -- versions -----------------------------------------------------------------------------------------------------
+
+    async def publish(
+        self,
+        name: str,
+        content: object,
+        *,
+        digest: Digest = "now",
+        progress: Progress | None = None,
+        timeout: float | None = None,
+    ) -> AsyncArtifact:
+        """Make something the next version of a series: an artifact, or whatever :meth:`put` takes.
+
+        Returns:
+            The artifact, with ``.version``.
+
+        Raises:
+            As :meth:`put`; UnavailableError: If the connection was lost and it is unknown whether it was published.
+        """
+        deadline = self._core.begin(timeout, f"publish of {name!r:.80}")
+        check_name(name, what="series name")
+        async with deadline.scope():
+            if isinstance(content, AsyncArtifact):
+                artifact = id_of(content)
+            else:
+                info, _ = await put(
+                    self._core, content, PutOptions(digest=digest), progress=progress, deadline=deadline
+                )
+                artifact = info.artifact
+            reply = await self._core.ask(
+                "publish", {"name": name, "artifact": artifact}, deadline=deadline, repeat=False
+            )
+        return self._versioned(reply.data)
+
+    async def latest(
+        self, name: str, *, at_least: Position | int | None = None, timeout: float | None = None
+    ) -> AsyncArtifact:
+        """The newest version of a series that is there.
+
+        Raises:
+            NotFoundError: If there is none.
+        """
+        return await self._version(name, None, at_least, timeout)
+
+    async def version(
+        self, name: str, number: int, *, at_least: Position | int | None = None, timeout: float | None = None
+    ) -> AsyncArtifact:
+        """One version of a series.
+
+        Raises:
+            NotFoundError: If it was never published, or is gone; it says which.
+        """
+        return await self._version(name, check_version(number), at_least, timeout)
+
+    def subscribe(
+        self, name: str, *, start: Start = "latest", coalesce: bool = False, timeout: float | None = None
+    ) -> AsyncSubscription:
+        """The versions of a series as they are published: an async iterator of artifacts with ``.version``.
+
+        Args:
+            name: The series; it need not exist yet.
+            start: ``"latest"`` begins with the newest there is now, ``"earliest"`` with the oldest, a number with that
+                version. To go on where a subscription stopped, give its ``position + 1``.
+            coalesce: Whether to skip to the newest when several are waiting.
+            timeout: Seconds to wait for a version before ``DeadlineExceededError``; ``None`` waits for ever.
+        """
+        self._core.check()
+        return AsyncSubscription(self, check_name(name, what="series name"), start, coalesce=coalesce, timeout=timeout)
+
+    # -- the system ---------------------------------------------------------------------------------------------------
+
+    async def list_workers(
+        self, *, at_least: Position | int | None = None, timeout: float | None = None
+    ) -> list[WorkerInfo]:
+        """The newest session of each worker that the log knows."""
+        deadline = self._core.begin(timeout, "list_workers")
+        reply = await self._core.ask("workers", {"at_least": at_least_seq(at_least)}, deadline=deadline)
+        return [parse(WorkerInfo, item) for item in _items(reply.data)]
+
+    def events(
+        self,
+        *,
+        follow: bool = False,
+        since: Position | int | None = None,
+        artifact: AsyncArtifact | str | None = None,
+        timeout: float | None = None,
+    ) -> AsyncEvents:
+        """The facts on the log, oldest first: an async iterator.
+
+        Args:
+            follow: Whether to wait for more at the end.
+            since: Only facts after this position.
+            artifact: Only facts about this artifact (a handle or an id).
+            timeout: Seconds that each step may take; with ``follow`` ``None`` waits for ever.
+        """
+        self._core.check()
+        about = artifact.base_id if isinstance(artifact, AsyncArtifact) else artifact
+        seq = at_least_seq(since) or 0
+        return AsyncEvents(self._core, since=seq, follow=follow, artifact=about, timeout=timeout)
+
+    async def stats(self, *, timeout: float | None = None) -> dict[str, Any]:
+        """The worker's pool, directory, callers and bus, in figures (``docs/spec/control.md``)."""
+        return dict((await self._core.ask("stats", deadline=self._core.begin(timeout, "stats"))).data)
+
+    # -- inside -------------------------------------------------------------------------------------------------------
+
+    def _changed(self, data: dict[str, object], key: str | None) -> tuple[ArtifactInfo, int]:
+        info, position = parse(ArtifactInfo, data.get("artifact")), position_of(data)
+        self._core.followed.changed_here(info, key, position)
+        return info, position
+
+    def _versioned(self, data: dict[str, object]) -> AsyncArtifact:
+        info, number = parse(ArtifactInfo, data.get("artifact")), data.get("version")
+        if not isinstance(number, int):
+            raise CorruptError("the worker's answer has no version")
+        return AsyncArtifact(self, info, position_of(data), version=number)
+
+    async def _version(
+        self, name: str, number: int | None, at_least: Position | int | None, timeout: float | None
+    ) -> AsyncArtifact:
+        deadline = self._core.begin(timeout, f"version of {name!r:.80}")
+        args = {"name": check_name(name, what="series name"), "number": number, "at_least": at_least_seq(at_least)}
+        return self._versioned((await self._core.ask("version", args, deadline=deadline)).data)
+
+    async def _pages(
+        self, op: str, kind: type[T], name: str, prefix: str, at_least: int | None, timeout: float | None
+    ) -> AsyncIterator[T]:
+        after: object = None
+        while True:
+            args = {"prefix": prefix, "after": after, "limit": _PAGE, "at_least": at_least}
+            reply = await self._core.ask(op, args, deadline=self._core.begin(timeout, op))
+            for item in _items(reply.data):
+                yield parse(kind, item)
+            after = reply.data.get("next")
+            if after is None:
+                return
+
+
+def _items(data: dict[str, object]) -> list[object]:
+    items = data.get("items")
+    return items if isinstance(items, list) else []

@@ -1,0 +1,259 @@
+"""What the handles of one bus share: the connection, the followed directory, mapped memory, leases, background work."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import os
+import weakref
+from collections.abc import Callable, Coroutine, Mapping
+from contextlib import suppress
+from typing import Any, Protocol
+
+from tensorbus.clock import Deadline
+from tensorbus.errors import InvalidArgumentError, NotFoundError, TensorbusError
+from tensorbus.sdk._followed import Followed, Name
+from tensorbus.sdk._leases import Leases
+from tensorbus.sdk._link import Link
+from tensorbus.sdk._maps import ReadMaps, WriteMaps
+from tensorbus.sdk._owned import Owned
+from tensorbus.sdk._place import Place
+from tensorbus.sdk._records import ArtifactInfo, Hello, parse, position_of
+from tensorbus.transport import Push, Reply
+
+log = logging.getLogger("tensorbus.sdk")
+
+_CLEANUP_S = 5.0
+_FORKED = (
+    "this bus was connected before the process forked, and its connection is the parent's; "
+    "connect again in the child (tensors that were read before stay readable)"
+)
+_CLOSED = "the bus is closed"
+
+
+class SeriesListener(Protocol):
+    """Who wants to hear of new versions of a series."""
+
+    def on_series(self, data: Mapping[str, object]) -> None: ...
+
+    def on_lost(self) -> None: ...
+
+
+class Core:
+    """The inside of a bus. Lives on one event loop, the first that uses it; :meth:`check` may be called anywhere."""
+
+    def __init__(self, place: Place) -> None:
+        self.place = place
+        self.link = Link(place, self)
+        self.followed = Followed(on_dropped=self._unfollow)
+        self.reads = ReadMaps()
+        self.writes = WriteMaps()
+        self.owned = Owned(self)
+        self.leases = Leases(self)
+        self.series: dict[str, weakref.WeakSet[SeriesListener]] = {}
+        self.refusal: str | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+        _cores.add(self)
+
+    # -- calls --------------------------------------------------------------------------------------------------------
+
+    def check(self) -> None:
+        """See that the bus can be used here.
+
+        Raises:
+            InvalidArgumentError: If it is closed, or of the process that this one was forked from.
+        """
+        if self.refusal is not None:
+            raise InvalidArgumentError(self.refusal)
+
+    def begin(self, timeout: float | None, what: str) -> Deadline:
+        """The start of every public call: see that it can be made, and how long it may take.
+
+        Raises:
+            InvalidArgumentError: If the bus cannot be used here or ``timeout`` is no time.
+        """
+        self.check()
+        loop = asyncio.get_running_loop()
+        if self._loop is None:
+            self._loop = loop
+        elif self._loop is not loop:
+            raise InvalidArgumentError(
+                "this bus belongs to another event loop; use one AsyncBus per loop, or a Bus, which threads may share"
+            )
+        return Deadline(self.place.timeout_s if timeout is None else check_seconds(timeout, "timeout"), what=what)
+
+    async def ask(
+        self,
+        op: str,
+        args: Mapping[str, object] | None = None,
+        *,
+        deadline: Deadline,
+        repeat: bool = True,
+        body: bytes = b"",
+        epoch: int | None = None,
+    ) -> Reply:
+        """A call of the control protocol; see :meth:`Link.call`."""
+        return await self.link.call(op, args, body=body, deadline=deadline, repeat=repeat, epoch=epoch)
+
+    async def resolve(self, name: Name, *, at_least: int | None, deadline: Deadline) -> tuple[ArtifactInfo, int]:
+        """What a name is, from what is followed if that is new enough, else from the worker; it is followed then.
+
+        Raises:
+            NotFoundError: If it is nothing.
+        """
+        entry = self.followed.look(name)
+        if entry is not None and (at_least is None or entry.position >= at_least):
+            entry.used = True
+            return entry.info, entry.position
+        by, ref = name
+        args = {"by": by, "ref": ref, "follow": True, "at_least": at_least}
+        self.followed.ask(name)
+        try:
+            while True:
+                reply = await self.ask("resolve", args, deadline=deadline)
+                info, position = parse(ArtifactInfo, reply.data.get("artifact")), position_of(reply.data)
+                if not self.link.connected:  # nobody would tell of changes
+                    return info, position
+                known, position = self.followed.answered(name, info, position)
+                if known is not None:
+                    return known, position
+        finally:
+            self.followed.asked(name)
+
+    # -- what happens by itself ---------------------------------------------------------------------------------------
+
+    def on_push(self, push: Push) -> None:
+        """The worker says something unasked."""
+        try:
+            match push.topic:
+                case "changed":
+                    self._changed(push.data)
+                case "series":
+                    for listener in list(self.series.get(str(push.data.get("name")), ())):
+                        listener.on_series(push.data)
+                case "retire":
+                    self.writes.drop(_numbers(push.data.get("segments")))
+                case "bye":
+                    log.info("the worker leaves: %s", push.data.get("reason"))
+        except TensorbusError as exc:
+            log.warning("cannot understand what the worker says (%s): %s", push.topic, exc)
+        finally:
+            push.fds.close()
+
+    def on_connected(self, hello: Hello) -> None:
+        log.debug("connected to %s, incarnation %s, session %s", hello.worker, hello.incarnation, hello.session)
+
+    def on_lost(self, reason: TensorbusError) -> None:
+        """Nobody tells of changes any more, and what was owned by the session has ended."""
+        self.followed.clear()
+        self.writes.drop()
+        self.owned.lost()
+        self.leases.lost()
+        for listeners in self.series.values():
+            for listener in list(listeners):
+                listener.on_lost()
+        if self.refusal is None:
+            log.debug("connection lost: %s", reason)
+
+    def _changed(self, data: Mapping[str, object]) -> None:
+        position, items = position_of(data), data.get("items")
+        for item in items if isinstance(items, list) else ():
+            artifact = item.get("artifact")
+            info = None if artifact is None else parse(ArtifactInfo, artifact)
+            self.followed.pushed((item.get("by"), item.get("ref")), info, position)
+
+    def _unfollow(self, names: list[Name]) -> None:
+        self.tidy("unfollow", {"refs": [list(name) for name in names]})
+
+    # -- background work ----------------------------------------------------------------------------------------------
+
+    def spawn(self, work: Coroutine[Any, Any, None], name: str) -> None:
+        """Have work done in a task that ends with the bus."""
+        task = asyncio.get_running_loop().create_task(work, name=name)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    def tidy(self, op: str, args: Mapping[str, object]) -> None:
+        """Have a call made for order's sake, on the connection that there is; nobody waits for it."""
+        if self.refusal is None and self.link.connected:
+            self.spawn(self._tidy(op, args, self.link.epoch), f"tidy {op}")
+
+    async def _tidy(self, op: str, args: Mapping[str, object], epoch: int) -> None:
+        try:
+            deadline = Deadline(_CLEANUP_S, what=op)
+            await self.ask(op, args, deadline=deadline, repeat=False, epoch=epoch)
+        except NotFoundError:
+            pass  # it has ended already
+        except TensorbusError as exc:
+            log.debug("%s for order's sake failed: %s", op, exc)
+
+    def later(self, call: Callable[[], None]) -> None:
+        """Have something done on the loop, from a finalizer in any thread; not at all if the loop is gone."""
+        loop = self._loop
+        if loop is None or self.refusal is not None or loop.is_closed():
+            return
+        with suppress(RuntimeError):  # closed in between: the session has ended with it, and all that it owned
+            loop.call_soon_threadsafe(call)
+
+    # -- the end ------------------------------------------------------------------------------------------------------
+
+    async def close(self) -> None:
+        """End the connection and all background work. Safe to repeat; what was read stays readable."""
+        self.refuse()
+        tasks = [task for task in self._tasks if task is not asyncio.current_task()]
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks)
+        await self.link.close()
+        self.writes.drop()
+
+    def refuse(self) -> None:
+        """From now on every call is refused."""
+        if self.refusal is None:
+            self.refusal = _CLOSED
+        self.followed.clear()
+
+    @property
+    def is_forked(self) -> bool:
+        """Whether the bus belongs to the process that this one was forked from."""
+        return self.refusal is _FORKED
+
+    @property
+    def loop(self) -> asyncio.AbstractEventLoop | None:
+        """The loop that the bus lives on, once it was used."""
+        return self._loop
+
+    def forked(self) -> None:
+        """This process is a child of the bus's own."""
+        self.refusal = _FORKED
+        self.followed.clear()
+        self.link.abandon()
+
+
+def check_seconds(value: object, what: str) -> float:
+    """A number of seconds from 0 on.
+
+    Raises:
+        InvalidArgumentError: If it is none.
+    """
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value) or value < 0:
+        raise InvalidArgumentError(f"{what} must be a number of seconds from 0 on, not {value!r:.80}")
+    return float(value)
+
+
+def _numbers(value: object) -> list[int]:
+    return [item for item in value if isinstance(item, int)] if isinstance(value, list) else []
+
+
+_cores: weakref.WeakSet[Core] = weakref.WeakSet()
+
+
+def _after_fork() -> None:
+    for core in list(_cores):
+        core.forked()
+
+
+os.register_at_fork(after_in_child=_after_fork)

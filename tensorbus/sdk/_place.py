@@ -1,0 +1,98 @@
+"""Where a bus speaks: a home and a host id, or a gateway's address; and who is there to speak to."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from tensorbus.config import load
+from tensorbus.errors import InvalidArgumentError, UnavailableError
+from tensorbus.transport import WorkerCard, living_workers
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """What a bus was connected with. Equal places reach the same artifacts; handles are pickled with theirs.
+
+    Attributes:
+        url: A gateway's address; with it, home and host id only name the caller's side.
+        timeout_s: Seconds that a call may take when it names no timeout.
+    """
+
+    home: Path
+    host_id: str
+    url: str | None
+    tenant: str
+    timeout_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Address:
+    """A worker to connect to: a unix socket's path, or a host and port."""
+
+    worker: str
+    path: Path | None = None
+    host: str = ""
+    port: int = 0
+
+    def __str__(self) -> str:
+        return str(self.path) if self.path is not None else f"{self.host}:{self.port}"
+
+
+def resolve_place(flags: Mapping[str, object]) -> Place:
+    """The place that flags, environment and settings file name.
+
+    Raises:
+        InvalidArgumentError: For a setting that cannot be.
+    """
+    found = load(flags).settings
+    url = found.url
+    if flags.get("url") is None and flags.get("home") is not None:
+        url = None  # who names a home means that one, whatever gateway the environment names
+    return Place(home=found.home, host_id=found.host_id, url=url, tenant=found.tenant, timeout_s=found.timeout_s)
+
+
+def addresses(place: Place) -> list[Address]:
+    """Whom to connect to, best first: the worker of the same host, else a gateway of the home.
+
+    Raises:
+        UnavailableError: If nobody is there; says what to start.
+        InvalidArgumentError: If the gateway's URL is of a kind that cannot be spoken yet.
+    """
+    if place.url is not None:
+        return [_gateway(place.url)]
+    cards = living_workers(place.home)
+    local = [card for card in cards if "basic" in card.roles and card.host_id == place.host_id]
+    gateways = [card for card in cards if "gateway" in card.roles and card not in local]
+    found = [Address(worker=card.worker, path=place.home / "run" / card.socket) for card in local]
+    found += [_remote(card) for card in gateways if card.control]
+    if found:
+        return found
+    if cards:
+        hosts = ", ".join(sorted({card.host_id for card in cards}))
+        raise UnavailableError(
+            f"home {place.home} has no worker for host id {place.host_id!r} (there are: {hosts}) and no gateway; "
+            f"start one with `tensorbus worker --home {place.home} --host-id {place.host_id}`, or name another host_id",
+            home=str(place.home),
+            host_id=place.host_id,
+        )
+    raise UnavailableError(
+        f"no worker runs for home {place.home}; start one with `tensorbus up --home {place.home}`",
+        home=str(place.home),
+    )
+
+
+def _gateway(url: str) -> Address:
+    parts = urlsplit(url)
+    if parts.scheme != "tb+tcp":
+        raise InvalidArgumentError(
+            f"{url}: TLS to a gateway is not there yet; use tb+tcp://host:port on a network that you trust", url=url
+        )
+    return Address(worker="", host=str(parts.hostname), port=int(parts.port or 0))
+
+
+def _remote(card: WorkerCard) -> Address:
+    host, _, port = card.control.rpartition(":")
+    return Address(worker=card.worker, host=host.strip("[]"), port=int(port))

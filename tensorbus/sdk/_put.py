@@ -1,0 +1,246 @@
+"""Taking a caller's tensors in: collected, laid out, copied and hashed in one pass, committed by the worker."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, Literal, TypeAlias, TypeVar
+
+import numpy as np
+
+from tensorbus.clock import Deadline
+from tensorbus.errors import InvalidArgumentError
+from tensorbus.ids import check_name
+from tensorbus.model import Layout, Manifest, plan_layout
+from tensorbus.sdk._core import Core
+from tensorbus.sdk._files import open_files
+from tensorbus.sdk._link import ConnectionLostError
+from tensorbus.sdk._owned import Grant
+from tensorbus.sdk._records import ArtifactInfo, parse, position_of
+from tensorbus.sdk._remote import put_remote
+from tensorbus.sdk._tensors import Source, collect, manifest_of
+from tensorbus.transport import copy_and_hash, hash_bytes
+
+Digest: TypeAlias = Literal["now", "later"]
+Progress: TypeAlias = Callable[[int, int], None]
+T = TypeVar("T")
+
+_BATCH_BYTES: Final = 256 << 20
+_INLINE_BYTES: Final = 1 << 20  # less work than the way to a thread and back
+_INLINE_TENSORS: Final = 64
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PutOptions:
+    """How a put is to be named and hashed.
+
+    Raises:
+        InvalidArgumentError: If a name cannot be, or ``digest`` is neither ``"now"`` nor ``"later"``.
+    """
+
+    id: str | None = None
+    key: str | None = None
+    rebind: bool = False
+    digest: Digest = "now"
+
+    def __post_init__(self) -> None:
+        for what, name in (("id", self.id), ("key", self.key)):
+            if name is not None:
+                check_name(name, what=what)
+        if self.digest not in ("now", "later"):
+            raise InvalidArgumentError(f'digest must be "now" or "later", not {self.digest!r:.80}')
+
+    @property
+    def repeatable(self) -> bool:
+        """Whether doing it twice gives one artifact: its id is given, or follows from its content."""
+        return self.id is not None or self.digest == "now"
+
+    def args(self) -> dict[str, object]:
+        return {"id": self.id, "key": self.key, "rebind": self.rebind}
+
+
+@dataclass(frozen=True, slots=True)
+class Collected:
+    """What is to be taken in, and where each tensor will lie."""
+
+    sources: Sequence[Source]
+    manifest: Manifest
+    layout: Layout
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes to copy; tied tensors count once."""
+        return sum(source.nbytes for source, _ in self.distinct())
+
+    def distinct(self) -> Iterator[tuple[Source, int]]:
+        """Each tensor that has a place of its own, and the place."""
+        seen: set[tuple[int, int]] = set()
+        for source, offset in zip(self.sources, self.layout.offsets, strict=True):
+            if (offset, source.nbytes) not in seen:
+                seen.add((offset, source.nbytes))
+                yield source, offset
+
+    def spread(self, digests: Sequence[bytes | None]) -> Manifest:
+        """The manifest with the digests of :meth:`distinct`."""
+        known = {
+            (offset, source.nbytes): digest
+            for (source, offset), digest in zip(self.distinct(), digests, strict=True)
+            if digest is not None
+        }
+        places = zip(self.sources, self.layout.offsets, strict=True)
+        return self.manifest.with_digests(known[offset, source.nbytes] for source, offset in places)
+
+
+def gather(content: object) -> Collected:
+    """The tensors of a dict, a bare tensor, or a safetensors file or directory. Reads headers; call it off the loop.
+
+    Raises:
+        InvalidArgumentError: If it is none of these; NotFoundError: If there is no such file;
+            CorruptError: If the file is no safetensors.
+    """
+    is_path = isinstance(content, str | os.PathLike)
+    sources = open_files(Path(os.fspath(content))) if is_path else collect(content)  # type: ignore[call-overload]
+    manifest = manifest_of(sources)
+    return Collected(sources, manifest, plan_layout(manifest, [source.alias for source in sources]))
+
+
+async def collected(content: object) -> Collected:
+    """What :func:`gather` gives, off the loop if it takes longer than the way there."""
+    if not isinstance(content, str | os.PathLike) and (
+        not isinstance(content, dict) or len(content) <= _INLINE_TENSORS
+    ):
+        return gather(content)
+    return await asyncio.to_thread(gather, content)
+
+
+async def put(
+    core: Core, content: object, options: PutOptions, *, progress: Progress | None, deadline: Deadline
+) -> tuple[ArtifactInfo, int]:
+    """Take tensors in. A lost connection starts it over, if that gives the same artifact.
+
+    Returns:
+        The artifact, and the position at which it is there.
+    """
+    async with deadline.scope():
+        what = await collected(content)
+        while True:
+            try:
+                return await _put_once(core, what, options, progress=progress, deadline=deadline)
+            except ConnectionLostError:
+                if not options.repeatable:
+                    raise
+
+
+async def _put_once(
+    core: Core, what: Collected, options: PutOptions, *, progress: Progress | None, deadline: Deadline
+) -> tuple[ArtifactInfo, int]:
+    hello = await core.link.connect(deadline)
+    if not hello.descriptors:
+        return await put_remote(core, what, options, progress=progress, deadline=deadline)
+    grant = await core.owned.take(what.layout.nbytes, deadline=deadline)
+    try:
+        manifest = await fill(what, grant, digests=options.digest == "now", progress=progress)
+        reply = await core.ask(
+            "commit",
+            {
+                "segment": grant.segment,
+                "generation": grant.generation,
+                "layout": {"nbytes": what.layout.nbytes, "offsets": what.layout.offsets},
+                "digest": options.digest,
+                **options.args(),
+            },
+            body=manifest.to_json().encode(),
+            deadline=deadline,
+            repeat=False,
+            epoch=grant.epoch,
+        )
+    except BaseException:
+        core.owned.give_up(grant)
+        raise
+    core.owned.keep_warm(grant)
+    info, position = parse(ArtifactInfo, reply.data.get("artifact")), position_of(reply.data)
+    core.followed.changed_here(info, options.key, position)
+    return info, position
+
+
+async def fill(what: Collected, grant: Grant, *, digests: bool, progress: Progress | None = None) -> Manifest:
+    """Copy the tensors into a segment, in a thread. Gives the manifest, with digests if they are wanted.
+
+    A cancelled caller waits for the piece that is being copied: the segment must be still when it is given up.
+    """
+    memory = memoryview(grant.memory)
+
+    def work(stop: threading.Event) -> list[bytes | None]:
+        return _fill(what, memory, digests=digests, progress=progress, stop=stop)
+
+    small = what.layout.nbytes <= _INLINE_BYTES and len(what.sources) <= _INLINE_TENSORS
+    taken = work(threading.Event()) if small else await in_thread(work)
+    return what.spread(taken) if digests else what.manifest
+
+
+async def in_thread(work: Callable[[threading.Event], T]) -> T:
+    """Run blocking work that looks at ``stop`` now and then; it has ended when this returns, also if cancelled."""
+    stop = threading.Event()
+    running = asyncio.ensure_future(asyncio.to_thread(work, stop))
+    try:
+        return await asyncio.shield(running)
+    except asyncio.CancelledError:
+        stop.set()
+        await asyncio.wait([running])
+        raise
+
+
+def _fill(
+    what: Collected, memory: memoryview, *, digests: bool, progress: Progress | None, stop: threading.Event
+) -> list[bytes | None]:
+    total, done = what.nbytes, 0
+    taken: list[bytes | None] = []
+    for batch in _batches(what.distinct()):
+        if stop.is_set():
+            raise InvalidArgumentError("the put was given up")  # seen by nobody: whoever gave it up has gone on
+        taken += _fill_batch(batch, memory, digests=digests)
+        done += sum(source.nbytes for source, _ in batch)
+        if progress is not None:
+            progress(done, total)
+    return taken
+
+
+def _batches(items: Iterator[tuple[Source, int]]) -> Iterator[list[tuple[Source, int]]]:
+    batch: list[tuple[Source, int]] = []
+    size = 0
+    for source, offset in items:
+        batch.append((source, offset))
+        size += source.nbytes
+        if size >= _BATCH_BYTES:
+            yield batch
+            batch, size = [], 0
+    if batch:
+        yield batch
+
+
+def _fill_batch(batch: list[tuple[Source, int]], memory: memoryview, *, digests: bool) -> list[bytes | None]:
+    """Copy what lies in memory as it is to be stored by all threads at once; the rest is written piece by piece."""
+    results: list[bytes | None] = [None] * len(batch)
+    plain: list[tuple[memoryview, memoryview]] = []
+    numbers: list[int] = []
+    for number, (source, offset) in enumerate(batch):
+        room = memory[offset : offset + source.nbytes]
+        view = source.view()
+        if view is not None:
+            plain.append((view, room))
+            numbers.append(number)
+        else:
+            source.write_into(room)
+            results[number] = hash_bytes(room) if digests else None
+    for number, digest in zip(numbers, copy_and_hash(plain, digests=digests), strict=True):
+        results[number] = digest
+    return results
+
+
+def address_of(view: memoryview) -> int:
+    """Where a buffer begins."""
+    return int(np.frombuffer(view, np.uint8).ctypes.data)

@@ -1,0 +1,186 @@
+"""Bytes without a worker on this host: read from the replicas' workers into own memory, and sent to one of them."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import mmap
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Final, TypeVar
+
+from tensorbus.clock import Deadline
+from tensorbus.errors import CorruptError, FencedError, NotFoundError, TensorbusError, UnavailableError
+from tensorbus.model import Layout, Manifest
+from tensorbus.sdk._link import ConnectionLostError
+from tensorbus.sdk._maps import Opened
+from tensorbus.sdk._records import ArtifactInfo, parse, position_of
+from tensorbus.transport import BulkClient, OpenedSource, hash_bytes
+
+if TYPE_CHECKING:
+    from tensorbus.sdk._core import Core
+    from tensorbus.sdk._put import Collected, Progress, PutOptions
+
+log = logging.getLogger("tensorbus.sdk")
+
+T = TypeVar("T")
+_READS_MAX: Final = 10_000
+_READ_BYTES_MAX: Final = 256 << 20
+
+
+async def open_remote(core: Core, info: ArtifactInfo, *, deadline: Deadline) -> Opened:
+    """The artifact's bytes in memory of this process, verified, from the first worker that gives them.
+
+    Raises:
+        NotFoundError: If the artifact has ended; UnavailableError: If no worker that holds it can be reached.
+        CorruptError: If all that came was other bytes than its digests promise.
+    """
+    reply = await core.ask("locate", {"artifact": info.artifact}, deadline=deadline)
+    found = parse(ArtifactInfo, reply.data.get("artifact"))
+    if found.born != info.born:
+        raise NotFoundError(f"artifact {info.artifact} has ended; another has its id now", artifact=info.artifact)
+    request: dict[str, object] = {"tenant": core.place.tenant, "artifact": info.artifact}
+
+    def fetch(client: BulkClient) -> Opened:
+        return _fetch(client, request, deadline)
+
+    failed: TensorbusError | None = None
+    for worker, address in _addresses(reply.data.get("sources")):
+        try:
+            return await _with_client(address, fetch, deadline)
+        except (UnavailableError, CorruptError, FencedError, NotFoundError) as exc:
+            log.info("worker %s does not give %s: %s", worker, info.artifact, exc)
+            failed = exc
+    if isinstance(failed, CorruptError):
+        raise failed
+    raise UnavailableError(f"no worker that holds {info.artifact} can be reached", artifact=info.artifact) from failed
+
+
+async def put_remote(
+    core: Core, what: Collected, options: PutOptions, *, progress: Progress | None, deadline: Deadline
+) -> tuple[ArtifactInfo, int]:
+    """Send tensors to a worker with room for them. Gives the artifact and the position at which it is there.
+
+    Raises:
+        OutOfSpaceError: If none has room; UnavailableError: If it cannot be reached.
+    """
+    hello = await core.link.connect(deadline)
+    reply = await core.ask("place", {"nbytes": what.layout.nbytes}, deadline=deadline)
+    ((_, address),) = _addresses([reply.data])
+    try:
+        data = await _with_client(
+            address, lambda client: _send(client, core.place.tenant, hello.session, what, options, deadline), deadline
+        )
+    except UnavailableError as exc:
+        raise ConnectionLostError(f"put: {exc.message}; whether it was done is unknown", **exc.details) from exc
+    if progress is not None:
+        progress(what.nbytes, what.nbytes)
+    info, position = parse(ArtifactInfo, data.get("artifact")), position_of(data)
+    core.followed.changed_here(info, options.key, position)
+    return info, position
+
+
+def _addresses(sources: object) -> Iterator[tuple[str, tuple[str, int]]]:
+    for source in sources if isinstance(sources, list) else ():
+        host, _, port = str(source.get("data")).rpartition(":") if isinstance(source, dict) else ("", "", "")
+        if not port.isdigit():
+            raise CorruptError("the gateway names a worker without an address for bytes")
+        yield str(source.get("worker")), (host.strip("[]"), int(port))
+
+
+async def _with_client(address: tuple[str, int], work: Callable[[BulkClient], T], deadline: Deadline) -> T:
+    """Run blocking work with a connection, in a thread; cancelling it closes the connection, which ends the work."""
+    clients: list[BulkClient] = []
+    given_up = threading.Event()
+
+    def run() -> T:
+        client = BulkClient.connect(*address, deadline=deadline)
+        clients.append(client)
+        try:
+            if given_up.is_set():
+                raise UnavailableError("the transfer was given up")
+            return work(client)
+        finally:
+            client.close()
+
+    running = asyncio.ensure_future(asyncio.to_thread(run))
+    try:
+        return await asyncio.shield(running)
+    except asyncio.CancelledError:
+        given_up.set()
+        for client in clients:
+            client.close()
+        await asyncio.wait([running])
+        raise
+
+
+def _fetch(client: BulkClient, request: dict[str, object], deadline: Deadline) -> Opened:
+    source = client.open(request, deadline=deadline)
+    manifest = Manifest.from_json(source.manifest)
+    layout = Layout.from_json(source.layout, manifest)
+    memory = mmap.mmap(-1, max(source.nbytes, layout.nbytes, 1), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    room = memoryview(memory)
+    places: dict[tuple[int, int], str | None] = {}
+    for spec, offset in zip(manifest, layout.offsets, strict=True):
+        places[offset, spec.nbytes] = spec.digest
+    for batch in _batches(list(places)):
+        _read(client, source, [(at, room[at : at + size]) for at, size in batch], [places[p] for p in batch], deadline)
+    return Opened(
+        manifest=manifest, layout=layout, parts=(memory,), starts=(0,), path="tcp", why="no worker on this host"
+    )
+
+
+def _batches(places: Sequence[tuple[int, int]]) -> Iterator[list[tuple[int, int]]]:
+    batch: list[tuple[int, int]] = []
+    size = 0
+    for place in places:
+        if batch and (len(batch) >= _READS_MAX or size + place[1] > _READ_BYTES_MAX):
+            yield batch
+            batch, size = [], 0
+        batch.append(place)
+        size += place[1]
+    if batch:
+        yield batch
+
+
+def _read(
+    client: BulkClient,
+    source: OpenedSource,
+    reads: list[tuple[int, memoryview]],
+    digests: list[str | None],
+    deadline: Deadline,
+) -> None:
+    wanted = any(digest is not None for digest in digests)
+    came = client.read_into(source.token, reads, digests=wanted, deadline=deadline)
+    for (offset, _), expected, found in zip(reads, digests, came, strict=True):
+        if expected is not None and found is not None and found.hex() != expected:
+            raise CorruptError(f"the bytes at {offset} are not those of their digest", offset=offset, digest=expected)
+
+
+def _send(
+    client: BulkClient, tenant: str, session: str, what: Collected, options: PutOptions, deadline: Deadline
+) -> dict[str, object]:
+    places = sorted(((offset, source) for source, offset in what.distinct()), key=lambda place: place[0])
+    parts: list[memoryview] = []
+    digests: dict[tuple[int, int], bytes] = {}
+    end = 0
+    for offset, source in places:
+        view = source.view()
+        if view is None:
+            view = memoryview(bytearray(source.nbytes))
+            source.write_into(view)
+        if offset > end:
+            parts.append(memoryview(bytes(offset - end)))
+        parts.append(view)
+        end = max(end, offset + source.nbytes)
+        if options.digest == "now":
+            digests[offset, source.nbytes] = hash_bytes(view)
+    parts.append(memoryview(bytes(what.layout.nbytes - end)))
+    manifest = what.spread([digests.get((o, s.nbytes)) for s, o in what.distinct()]) if digests else what.manifest
+    commit = {
+        "manifest": manifest.to_json(),
+        "layout": {"nbytes": what.layout.nbytes, "offsets": list(what.layout.offsets)},
+        "principal": session,
+        **options.args(),
+    }
+    return client.put({"tenant": tenant}, parts, commit=commit, deadline=deadline)
