@@ -16,6 +16,7 @@ from tensorbus.ids import IdSource, Incarnation, WorkerId
 from tensorbus.lifecycle import Artifact, Directory
 from tensorbus.model import Manifest
 from tensorbus.projections import LiveDirectory
+from tensorbus.workers._latency import LatencyWindow
 
 A = TypeVar("A")
 T = TypeVar("T")
@@ -59,6 +60,7 @@ class Core:
         self.ids = ids
         self.clock = clock
         self.group = group
+        self.beats = LatencyWindow()
         self._spawned: set[asyncio.Task[None]] = set()
         self._closed = False
         self._manifests: dict[tuple[str, str], Manifest] = {}

@@ -192,7 +192,8 @@ class DirectoryOps:
             "dropped": dict(state.dropped),
         }
         pool = None if self._pool_stats is None else asdict(self._pool_stats())
-        return Reply({"pool": pool, "directory": directory, "callers": len(self._callers)})
+        heartbeat = self._core.beats.figures()
+        return Reply({"pool": pool, "directory": directory, "callers": len(self._callers), "heartbeat": heartbeat})
 
     async def events_open(self, caller: Caller, request: Request) -> Reply:
         asked = ask.parse(ask.EventsOpen, request.args, op="events_open")

@@ -12,6 +12,7 @@ from tensorbus.errors import FencedError, TensorbusError
 from tensorbus.events import Aggregate, Event, SessionEnd, SessionOpened, aggregate
 from tensorbus.feeds import Author
 from tensorbus.lifecycle import Directory, Touched, rules
+from tensorbus.workers._latency import LatencyWindow
 
 log = logging.getLogger("tensorbus.workers")
 
@@ -23,11 +24,14 @@ class OwnSession:
         acked_ns: The clock just before the last acknowledged heartbeat was sent; the lease counts from there.
     """
 
-    def __init__(self, author: Author, opening: SessionOpened, *, clock: Clock, heartbeat_s: float) -> None:
+    def __init__(
+        self, author: Author, opening: SessionOpened, *, clock: Clock, heartbeat_s: float, beats: LatencyWindow
+    ) -> None:
         self._author = author
         self._opening = opening
         self._clock = clock
         self._heartbeat_s = heartbeat_s
+        self._beats = beats
         self._fenced: asyncio.Event = asyncio.Event()
         self.acked_ns = 0
 
@@ -86,6 +90,7 @@ class OwnSession:
         subject = self._author.feed.bus.subjects.live(opening.incarnation, opening.worker)
         await self._author.feed.bus.beat(subject, ttl_s=math.ceil(opening.ttl_ns / NS_PER_S), deadline=deadline)
         self.acked_ns = sent
+        self._beats.note(self._clock.now_ns() - sent)
 
     def on_change(self, _position: int, touched: tuple[Touched, ...]) -> None:
         """Follower of the Directory: notices the end of the own session."""

@@ -149,7 +149,13 @@ class Worker:
             listeners = await self._listen(stack, me)
             service = Service(core, callers, memory)
             stack.enter_context(service.following())
-            session = OwnSession(author, self._opening(me), clock=self._clock, heartbeat_s=self.settings.heartbeat_s)
+            session = OwnSession(
+                author,
+                self._opening(me),
+                clock=self._clock,
+                heartbeat_s=self.settings.heartbeat_s,
+                beats=core.beats,
+            )
             stack.enter_context(core.live.followed(session.on_change))
             await session.open(deadline=Deadline(START_S, what="opening the session"))
             tasks = [group.create_task(work, name=name) for name, work in self._work(core, session, stack, memory)]
