@@ -57,22 +57,32 @@ def flag_of(name: str) -> str:
     return "--" + name.replace("_", "-")
 
 
+def takes_flags(*names: str) -> Callable[[F], F]:
+    """Give a command a flag for each setting; the function gets their values, ``None`` where not given, as a dict."""
+
+    def decorate(function: F) -> F:
+        @functools.wraps(function)
+        def run(**values: Any) -> Any:
+            return function({name: values.pop(name) for name in names}, **values)
+
+        for name in reversed(names):
+            flags = (*_EXTRA_FLAGS.get(name, ()), flag_of(name))
+            help_text = Settings.model_fields[name].description
+            click.option(*flags, name, metavar=_METAVARS.get(name, "TEXT"), help=help_text)(run)
+        return run  # type: ignore[return-value]  # same call for click, which passes keywords only
+
+    return decorate
+
+
 def takes_settings(*names: str) -> Callable[[F], F]:
     """Give a command a flag for each setting; the function gets a :class:`Resolved` first instead of their values."""
 
     def decorate(function: F) -> F:
         @functools.wraps(function)
-        def run(**values: Any) -> Any:
-            flags = {name: values.pop(name) for name in names}
+        def run(flags: dict[str, object], **values: Any) -> Any:
             return function(load(flags), **values)
 
-        for name in reversed(names):
-            help_text = Settings.model_fields[name].description
-            option = click.option(
-                *_EXTRA_FLAGS.get(name, ()), flag_of(name), name, metavar=_METAVARS.get(name, "TEXT"), help=help_text
-            )
-            option(run)
-        return run  # type: ignore[return-value]  # same call for click, which passes keywords only
+        return takes_flags(*names)(run)  # type: ignore[return-value]  # as above
 
     return decorate
 

@@ -1,0 +1,85 @@
+"""``put`` and ``get``: bytes in, bytes out."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+import click
+
+from tensorbus.cli._client import with_bus
+from tensorbus.cli._options import CLIENT, json_option, takes_settings
+from tensorbus.cli._output import emit_json, name, size
+from tensorbus.cli._progress import Progress
+from tensorbus.config import Resolved
+
+if TYPE_CHECKING:
+    from tensorbus.sdk import AsyncBus
+
+
+@click.command()
+@click.argument("path", type=click.Path(path_type=Path))
+@click.option("--key", metavar="KEY", help="A name that can be moved to another artifact later.")
+@click.option("--id", "artifact_id", metavar="ID", help="A name for good; without it the id follows from the content.")
+@click.option("--rebind", is_flag=True, help="Take KEY from the artifact that has it now.")
+@click.option(
+    "--digest",
+    type=click.Choice(["now", "later"]),
+    default="now",
+    show_default=True,
+    help="later leaves the hashing to the worker and gives a random id.",
+)
+@takes_settings(*CLIENT)
+@json_option
+def put(
+    resolved: Resolved,
+    *,
+    path: Path,
+    key: str | None,
+    artifact_id: str | None,
+    rebind: bool,
+    digest: Literal["now", "later"],
+    as_json: bool,
+) -> None:
+    """Take in the tensors of PATH, a safetensors file or a directory of them."""
+
+    async def work(bus: AsyncBus) -> None:
+        with Progress(f"put {name(path.name)}") as progress:
+            art = await bus.put(path, key=key, id=artifact_id, rebind=rebind, digest=digest, progress=progress)
+        info = await art.info()
+        if as_json:
+            shown = {"id": art.id, "digest": info.digest, "key": key, "nbytes": info.nbytes, "tensors": info.tensors}
+            emit_json({**shown, "position": art.position})
+        else:
+            print(art.id)
+            named = f" as {name(key)}" if key is not None else ""
+            print(f"{info.tensors} tensors, {size(info.nbytes)}, in memory of worker {info.replicas[0].worker}{named}")
+
+    with_bus(resolved, work)
+
+
+@click.command()
+@click.argument("ref")
+@click.option(
+    "-o",
+    "--output",
+    type=click.Path(path_type=Path),
+    required=True,
+    metavar="PATH",
+    help="A directory, which gets a model.safetensors, or a file that ends in .safetensors.",
+)
+@takes_settings(*CLIENT)
+@json_option
+def get(resolved: Resolved, *, ref: str, output: Path, as_json: bool) -> None:
+    """Write the artifact REF, a key or an id, to a safetensors file."""
+
+    async def work(bus: AsyncBus) -> None:
+        art = await bus.artifact(ref)
+        with Progress(f"get {name(ref)}") as progress:
+            path = await art.save(output, progress=progress)
+        if as_json:
+            emit_json({"id": art.id, "path": path, "nbytes": art.nbytes, "tensors": len(await art.names())})
+        else:
+            print(f"{path}: {len(await art.names())} tensors, {size(art.nbytes)}")
+
+    with_bus(resolved, work)

@@ -1,0 +1,70 @@
+"""``pin`` and ``unpin``: keep a replica on this host's worker."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+import click
+
+from tensorbus.cli._client import with_bus
+from tensorbus.cli._options import CLIENT, json_option, takes_settings
+from tensorbus.cli._output import emit_json, name
+from tensorbus.cli._probes import ask_worker
+from tensorbus.clock import Deadline
+from tensorbus.config import Resolved, Settings
+from tensorbus.errors import UnavailableError
+from tensorbus.transport import living_workers
+
+if TYPE_CHECKING:
+    from tensorbus.sdk import AsyncBus
+
+
+@click.command()
+@click.argument("ref")
+@click.option(
+    "--ttl", "ttl_s", type=float, metavar="SECONDS", help="Let it end by itself; else it holds until `unpin`."
+)
+@takes_settings(*CLIENT)
+@json_option
+def pin(resolved: Resolved, *, ref: str, ttl_s: float | None, as_json: bool) -> None:
+    """Have this host's worker keep a replica of the artifact REF, a key or an id; fetches one if it has none.
+
+    The pin is a fact on the log and outlives this command. Prints the lease that `unpin` takes.
+    """
+
+    async def find(bus: AsyncBus) -> str:
+        return (await bus.artifact(ref)).base_id
+
+    artifact = with_bus(resolved, find)
+    answer = _ask(resolved.settings, "pin", {"artifact": artifact, "ttl_s": ttl_s})
+    if as_json:
+        emit_json({"id": artifact, "lease": answer["lease"], "ttl_s": ttl_s, "position": {"TB": answer["position"]}})
+    else:
+        print(answer["lease"])
+
+
+@click.command()
+@click.argument("lease")
+@takes_settings(*CLIENT)
+@json_option
+def unpin(resolved: Resolved, *, lease: str, as_json: bool) -> None:
+    """End the pin LEASE; its replica may be evicted from then on."""
+    answer = _ask(resolved.settings, "release", {"lease": lease})
+    if as_json:
+        emit_json({"lease": lease, "position": {"TB": answer["position"]}})
+    else:
+        print(f"ended {name(lease)}")
+
+
+def _ask(settings: Settings, op: str, args: dict[str, object]) -> dict[str, object]:
+    cards = living_workers(settings.home)
+    here = [card for card in cards if "basic" in card.roles and card.host_id == settings.host_id]
+    if not here:
+        raise UnavailableError(
+            f"no worker of home {settings.home} holds memory on this host, so nothing can be pinned here; "
+            f"start one with `tensorbus up --home {settings.home}`",
+            home=str(settings.home),
+        )
+    deadline = Deadline(settings.timeout_s, what=op)
+    return asyncio.run(ask_worker(settings, here[0], op, args, deadline=deadline))

@@ -1,0 +1,277 @@
+"""``tensorbus up``: an embedded bus, a worker and a gateway, as long as this command runs."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shlex
+import signal
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from types import FrameType
+from typing import Final
+
+import click
+
+from tensorbus.bus import EmbeddedServer
+from tensorbus.cli._children import Child, outcome
+from tensorbus.cli._errors import EXIT_INTERRUPTED, EXIT_OTHER
+from tensorbus.cli._options import WORKER, flag_of, json_option, takes_settings
+from tensorbus.cli._output import emit_json, size
+from tensorbus.cli._urls import without_password
+from tensorbus.clock import Deadline
+from tensorbus.config import Resolved, Settings
+from tensorbus.errors import TensorbusError, UnavailableError
+from tensorbus.transport import WorkerCard, locked, run_dir
+from tensorbus.workers import BUS_URL_FILE, default_worker_id
+
+READY_S: Final = 90.0
+LEAVE_S: Final = 15.0
+POLL_S: Final = 0.1
+START_POLL_S: Final = 0.02
+BUS_AGAIN_S: Final = 5.0
+NOTE: Final = "Replicas are in DRAM: a put survives its caller, not its last worker."
+
+
+@click.command()
+@takes_settings("worker_id", *WORKER)
+@json_option
+@click.pass_context
+def up(ctx: click.Context, resolved: Resolved, *, as_json: bool) -> None:
+    """Run a whole system in one home: an embedded NATS server, a worker and a gateway.
+
+    With --nats-url it uses your NATS instead of an embedded one. It prints `ready` when callers can connect, reports a
+    process that ends and goes on, and ends everything in order on Ctrl-C or SIGTERM.
+    """
+    settings = resolved.settings
+    stop = Stop()
+    with locked(run_dir(settings.home) / "up.lock", what=f"`tensorbus up` of home {settings.home}"), stop.watching():
+        ctx.exit(Up(resolved, stop=stop, say=Say(as_json=as_json)).run())
+
+
+class Stop:
+    """Whether the user or the system asked for the end. Asked twice, this process ends at once."""
+
+    def __init__(self) -> None:
+        self._asked = threading.Event()
+
+    @contextlib.contextmanager
+    def watching(self) -> Iterator[None]:
+        """Take SIGINT, SIGTERM and SIGHUP while the context is open."""
+        before = {number: signal.signal(number, self._on_signal) for number in _ENDS}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+    def wait(self, seconds: float) -> bool:
+        """Sleep, but not beyond the moment of being asked; says whether it was asked."""
+        return self._asked.wait(seconds)
+
+    def _on_signal(self, _number: int, _frame: FrameType | None) -> None:
+        if self._asked.is_set():
+            os._exit(EXIT_INTERRUPTED)
+        self._asked.set()
+
+
+_ENDS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+class Say:
+    """What `up` prints: lines for people, or one JSON object a line."""
+
+    def __init__(self, *, as_json: bool) -> None:
+        self._json = as_json
+
+    def event(self, kind: str, text: str, **data: object) -> None:
+        """Something that goes as planned."""
+        if self._json:
+            emit_json({"event": kind, **data})
+        elif text:
+            print(text, flush=True)
+
+    def trouble(self, kind: str, text: str, **data: object) -> None:
+        """Something that a person should look at."""
+        if self._json:
+            emit_json({"event": kind, "message": text, **data})
+        else:
+            print(f"tensorbus up: {text}", file=sys.stderr, flush=True)
+
+
+class Up:
+    """One run of `up`: what it started, in the order in which it did."""
+
+    def __init__(self, resolved: Resolved, *, stop: Stop, say: Say) -> None:
+        self._settings = resolved.settings
+        self._stop = stop
+        self._say = say
+        self._server = None if self._settings.nats_url is not None else EmbeddedServer(self._settings.home / "nats")
+        self._children = _children(resolved)
+        self._reported: set[str] = set()
+
+    def run(self) -> int:
+        """Start all, watch until asked to stop, end all. Returns the exit code."""
+        try:
+            self._start_bus()
+            for child in self._children:
+                child.start()
+            if self._await_ready():
+                self._say.event("ready", f"{NOTE}\nready", note=NOTE, home=str(self._settings.home))
+                return self._watch()
+            return 0
+        finally:
+            self._end()
+
+    # -- start --------------------------------------------------------------------------------------------------------
+
+    def _start_bus(self) -> None:
+        if self._server is None:
+            url = without_password(str(self._settings.nats_url))
+            self._say.event("started", f"bus      {url}, not started here", process="bus", url=url, pid=None)
+            return
+        self._server.start()
+        _write(self._settings.home / BUS_URL_FILE, self._server.url)
+        self._say.event(
+            "started",
+            f"bus      {self._server.url}, an embedded NATS server, process {self._server.pid}",
+            process="bus",
+            url=self._server.url,
+            pid=self._server.pid,
+        )
+
+    def _await_ready(self) -> bool:
+        """Wait until callers can connect to every child; ``False`` if asked to stop before.
+
+        Raises:
+            UnavailableError: If one ends or does not get ready.
+        """
+        deadline = Deadline(READY_S)
+        waiting = list(self._children)
+        while waiting:
+            child = waiting[0]
+            code = child.ended()
+            if code is not None or not deadline.left():
+                what = f"was not ready within {READY_S:g} s" if code is None else outcome(code)
+                tail = "\n".join(f"  {line}" for line in child.log_tail())
+                raise UnavailableError(f"the {child.role} worker {what}; the end of {child.log}:\n{tail}", code=code)
+            card = child.card()
+            if card is not None:
+                self._started(child, card)
+                waiting.pop(0)
+            elif self._stop.wait(START_POLL_S):
+                return False
+        return True
+
+    def _started(self, child: Child, card: WorkerCard) -> None:
+        pool = self._settings.pool_bytes if child.role == "basic" else 0
+        use = f"{size(pool)} for tensors, bytes at {card.data}" if pool else f"callers at tb+tcp://{card.control}"
+        self._say.event(
+            "started",
+            f"{child.role:8} {card.worker}, process {card.pid}, host id {card.host_id}, {use}",
+            process=child.role,
+            worker=card.worker,
+            incarnation=card.incarnation,
+            pid=card.pid,
+            host_id=card.host_id,
+            data=card.data,
+            control=card.control,
+            pool_bytes=pool,
+            log=str(child.log),
+        )
+
+    # -- watch --------------------------------------------------------------------------------------------------------
+
+    def _watch(self) -> int:
+        """Until asked to stop, report what ends; 0, or 1 when nothing is left to watch."""
+        while not self._stop.wait(POLL_S):
+            for child in self._children:
+                code = child.ended()
+                if code is not None and child.role not in self._reported:
+                    self._reported.add(child.role)
+                    self._report(child, code)
+            if self._server is None and len(self._reported) == len(self._children):
+                self._say.trouble("failed", "no process is left")
+                return EXIT_OTHER
+            if self._server is not None and self._server.pid is None:
+                self._restart_bus(self._server)
+        return 0
+
+    def _report(self, child: Child, code: int) -> None:
+        tail = child.log_tail()
+        again = ["tensorbus", "worker", "--roles", child.role, "--home", str(self._settings.home)]
+        lines = "\n".join(f"  {line}" for line in tail) or "  (empty)"
+        self._say.trouble(
+            "ended",
+            f"the {child.role} worker {child.worker} {outcome(code)}, the rest goes on; start it again with\n"
+            f"  {shlex.join(again)}\nThe end of its log, {child.log}:\n{lines}",
+            process=child.role,
+            worker=child.worker,
+            code=code,
+            log=str(child.log),
+            tail=tail,
+        )
+
+    def _restart_bus(self, server: EmbeddedServer) -> None:
+        self._say.trouble("ended", "the NATS server ended; starting it again", process="bus", log=str(server.log_path))
+        while True:
+            try:
+                server.start()
+            except TensorbusError as exc:
+                self._say.trouble("failed", f"{exc.message}; next try in {BUS_AGAIN_S:g} s", process="bus")
+                if self._stop.wait(BUS_AGAIN_S):
+                    return
+            else:
+                _write(self._settings.home / BUS_URL_FILE, server.url)
+                self._say.event(
+                    "started",
+                    f"bus      {server.url}, process {server.pid}",
+                    process="bus",
+                    url=server.url,
+                    pid=server.pid,
+                )
+                return
+
+    # -- end ----------------------------------------------------------------------------------------------------------
+
+    def _end(self) -> None:
+        """Workers first, so that they can say that they leave; then the bus."""
+        for child in self._children:
+            child.terminate()
+        deadline = Deadline(LEAVE_S)
+        for child in self._children:
+            child.join(deadline.left() or 0.0)
+        if self._server is not None:
+            (self._settings.home / BUS_URL_FILE).unlink(missing_ok=True)
+            self._server.stop()
+        self._say.event("stopped", "stopped")
+
+
+def _children(resolved: Resolved) -> list[Child]:
+    """A basic worker and one process for the other roles. Environment and file are theirs too; flags are passed on."""
+    settings = resolved.settings
+    flags: list[str] = ["--home", str(settings.home)]
+    for name in WORKER:
+        if resolved.origins[name] == "flag" and name != "home":
+            flags += [flag_of(name), _text(settings, name)]
+    ids = {role: _worker_id(settings, role) for role in ("basic", "gateway")}
+    return [Child(role, worker=worker, home=settings.home, flags=flags) for role, worker in ids.items()]
+
+
+def _worker_id(settings: Settings, role: str) -> str:
+    if settings.worker_id is None:
+        return default_worker_id(settings, (role,))
+    return settings.worker_id if role == "basic" else f"{settings.worker_id[:56]}-{role}"
+
+
+def _text(settings: Settings, name: str) -> str:
+    value = getattr(settings, name)
+    return repr(value) if isinstance(value, float) else str(value)
+
+
+def _write(path: Path, text: str) -> None:
+    new = path.with_name(f".{path.name}.{os.getpid()}")
+    new.write_text(f"{text}\n", encoding="ascii")
+    new.replace(path)
