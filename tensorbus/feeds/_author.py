@@ -16,7 +16,6 @@ from tensorbus.errors import (
     DeadlineExceededError,
     FencedError,
     OutOfSpaceError,
-    TensorbusError,
     UnavailableError,
 )
 from tensorbus.events import Event, Headers, aggregate_of
@@ -134,14 +133,17 @@ class Author:
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
             while not self._lane.empty():
-                self._fail(self._lane.get_nowait(), FencedError(f"worker {self.worker} is leaving", worker=self.worker))
+                self._fail(self._lane.get_nowait(), self._leaving())
 
     async def _say_all(self) -> None:
         while True:
             saying = await self._lane.get()
             try:
                 outcome = await self._say_one(saying)
-            except TensorbusError as error:
+            except asyncio.CancelledError:
+                self._fail(saying, self._leaving())  # its outcome is unknown, and nobody will look
+                raise
+            except Exception as error:  # noqa: BLE001  # also a bug of who makes the fact: the lane serves the others
                 self._fail(saying, error)
                 continue
             if not saying.said.done():
@@ -150,6 +152,7 @@ class Author:
     async def _say_one(self, saying: _Saying) -> tuple[int, Event]:
         """Append under the next number until the outcome is known: its author may not go on without knowing."""
         self._check_sane(self.feed.live.state)
+        self._check_open(self.feed.live.state)
         fact = saying.make(self._number + 1)
         headers = self._headers(saying.principal, saying.cause, expected=None)
         while True:
@@ -162,10 +165,13 @@ class Author:
             self._number += 1
             return outcome.seq, fact
 
-    def _fail(self, saying: _Saying, error: TensorbusError) -> None:
+    def _fail(self, saying: _Saying, error: Exception) -> None:
         if not saying.said.done():
             saying.said.set_exception(error)
             saying.said.exception()  # the caller may be gone
+
+    def _leaving(self) -> FencedError:
+        return FencedError(f"worker {self.worker} is leaving", worker=self.worker, incarnation=self.incarnation)
 
     def _headers(self, principal: str, cause: str, *, expected: int | None) -> Headers:
         return Headers(
@@ -185,6 +191,15 @@ class Author:
                 f"worker {self.worker} met {state.unknown} facts on the log that this version does not know, "
                 "so it writes nothing; upgrade it",
                 worker=self.worker,
+            )
+
+    def _check_open(self, state: Directory) -> None:
+        """A number that is taken outside of the session would leave a hole in the next facts' line."""
+        if not state.is_live(self.worker, self.incarnation):
+            raise FencedError(
+                f"worker {self.worker} (incarnation {self.incarnation}) has no open session",
+                worker=self.worker,
+                incarnation=self.incarnation,
             )
 
     def _raise_if_final(self, why: str, fact: Event, seq: int) -> None:

@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 
 from tensorbus.bus import Bus, Message
 from tensorbus.clock import Deadline
-from tensorbus.errors import CorruptError
+from tensorbus.errors import CorruptError, UnavailableError
 from tensorbus.events import AnyRecorded, Headers, Recorded, UnknownEvent, decode
 from tensorbus.ids import EventId, Incarnation, WorkerId
 from tensorbus.projections import LiveDirectory
@@ -49,7 +49,8 @@ class DirectoryFeed:
         """Wait until the Directory holds everything up to ``seq`` that is of its own filter.
 
         Raises:
-            DeadlineExceededError: If it does not within the deadline.
+            DeadlineExceededError: If it does not within the deadline, e.g. as the log has no such position (yet).
+            UnavailableError: If the bus was closed.
         """
         while self.live.position < seq:
             left = deadline.left()
@@ -62,9 +63,19 @@ class DirectoryFeed:
                 await self._ask_leader(seq, deadline=deadline)
 
     async def _ask_leader(self, seq: int, *, deadline: Deadline) -> None:
-        """A position may lie beyond our own filter's last message: then there is nothing to wait for."""
-        here = self.live.position
-        following = await self.bus.first_from(self.bus.subjects.facts, here + 1, deadline=deadline)
+        """A position may lie beyond our own filter's last message: then there is nothing to wait for.
+
+        One beyond the log's own end is no such position: facts that are still to come would count as read already.
+        """
+        try:
+            if seq > await self.bus.last_seq(deadline=deadline):
+                return
+            here = self.live.position
+            following = await self.bus.first_from(self.bus.subjects.facts, here + 1, deadline=deadline)
+        except UnavailableError as exc:
+            if deadline.left() == 0:
+                raise deadline.error() from exc
+            raise
         if following is None or following.seq > seq:
             self.live.advance(seq)
 

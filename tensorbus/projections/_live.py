@@ -33,6 +33,7 @@ class LiveDirectory:
         self._order = count()
         self._followers: dict[int, Follower] = {}
         self._arrived = 0
+        self._gone = 0
 
     @property
     def position(self) -> int:
@@ -76,8 +77,11 @@ class LiveDirectory:
             return
         waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         heapq.heappush(self._waiters, (seq, next(self._order), waiter))
-        async with deadline.scope():
-            await waiter
+        try:
+            async with deadline.scope():
+                await waiter
+        finally:
+            self._forget_gone(waiter)
 
     @contextmanager
     def followed(self, follower: Follower) -> Iterator[None]:
@@ -94,6 +98,16 @@ class LiveDirectory:
             waiter = heapq.heappop(self._waiters)[2]
             if not waiter.done():
                 waiter.set_result(None)
+            else:
+                self._gone -= 1
+
+    def _forget_gone(self, waiter: asyncio.Future[None]) -> None:
+        """Who gave up stays in the heap until half of it is such; a position that never comes must not fill it."""
+        self._gone += waiter.cancelled()
+        if self._gone * 2 > len(self._waiters):
+            self._waiters = [waiting for waiting in self._waiters if not waiting[2].cancelled()]
+            heapq.heapify(self._waiters)
+            self._gone = 0
 
     def _note_drop(self, seq: int, why: str) -> None:
         self._verdicts[seq] = why
