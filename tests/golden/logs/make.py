@@ -115,7 +115,7 @@ def _refused(log: h.Log) -> None:
     log.append(h.put(), subject=log.state.subjects.fact(aggregate_of(h.bound()), h.W1))
 
 
-def _write_new(name: str) -> None:
+def write_new(name: str) -> None:
     log = history()
     with (HERE / f"{name}.jsonl").open("x", encoding="utf-8") as lines:
         for message in log.messages:
@@ -138,4 +138,4 @@ if __name__ == "__main__":
     if sys.argv[1] == "--hash":
         print(fold(sys.argv[2]).hash())
     else:
-        _write_new(sys.argv[1])
+        write_new(sys.argv[1])
