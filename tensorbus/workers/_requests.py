@@ -45,7 +45,7 @@ class Resolve(Ask):
 
 
 class Unfollow(Ask):
-    refs: list[tuple[str, str]] = Field(strict=False)
+    refs: list[Annotated[tuple[str, str], Field(strict=False)]]
 
 
 class OneArtifact(Ask):
@@ -138,7 +138,7 @@ class Commit(Birth):
 
 
 class Register(Birth):
-    parts: list[tuple[int, int]] = Field(strict=False, min_length=1, max_length=64)
+    parts: list[Annotated[tuple[int, int], Field(strict=False)]] = Field(min_length=1, max_length=64)
     lease_s: LeaseSeconds
     sealed: bool = False
 
