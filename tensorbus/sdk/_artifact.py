@@ -19,6 +19,7 @@ from tensorbus.sdk._leases import LeaseHandle
 from tensorbus.sdk._maps import Opened
 from tensorbus.sdk._pending import Pending
 from tensorbus.sdk._pin import AsyncPin
+from tensorbus.sdk._place import Place
 from tensorbus.sdk._plain import Buffer
 from tensorbus.sdk._put import Progress
 from tensorbus.sdk._read import Contents, open_artifact, read_manifest
@@ -128,9 +129,18 @@ class AsyncArtifact:
         return f"<{type(self).__name__}{name}{number} {self.id[:24]} {self.nbytes} bytes>"
 
     def __reduce__(self) -> tuple[object, ...]:
-        from tensorbus.sdk._pickle import async_artifact
+        return AsyncArtifact._restored, (type(self._bus), *self._state())
 
-        return async_artifact, self._state()
+    @classmethod
+    def _restored(cls, bus: type[AsyncBus], place: Place, *state: Any) -> AsyncArtifact:
+        return cls._from_state(bus.shared().bus(place), *state)
+
+    @classmethod
+    def _from_state(
+        cls, bus: AsyncBus, info: ArtifactInfo, position: int, asked: str | None, version: int | None, view: str | None
+    ) -> AsyncArtifact:
+        spec = None if view is None else ViewSpec.from_json(view)
+        return cls(bus, info, position, asked=asked, version=version, view=spec)
 
     def __contains__(self, name: object) -> bool:
         """Whether there is a tensor of that name, once the handle knows: after ``tensor_meta()``, say.

@@ -30,6 +30,7 @@ from tensorbus.sdk._records import (
 )
 from tensorbus.sdk._register import register
 from tensorbus.sdk._series import AsyncSubscription, Start
+from tensorbus.sdk._shared import SharedPerLoop
 from tensorbus.sdk._tensors import empty_over
 
 T = TypeVar("T")
@@ -48,6 +49,11 @@ class AsyncBus:
         self._core = Core(place)
 
     # -- life ---------------------------------------------------------------------------------------------------------
+
+    @staticmethod
+    def shared() -> SharedPerLoop[AsyncBus]:
+        """The buses of each event loop for handles that were pickled elsewhere."""
+        return _shared
 
     @property
     def place(self) -> Place:
@@ -415,6 +421,9 @@ class AsyncBus:
             after = reply.data.get("next")
             if after is None:
                 return
+
+
+_shared = SharedPerLoop(AsyncBus)
 
 
 def _items(data: dict[str, object]) -> list[object]:

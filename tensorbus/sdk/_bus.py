@@ -19,6 +19,7 @@ from tensorbus.sdk._place import Place
 from tensorbus.sdk._put import Digest, Progress
 from tensorbus.sdk._records import KeyInfo, Position, SeriesInfo, WorkerInfo
 from tensorbus.sdk._series import Start
+from tensorbus.sdk._shared import Shared
 
 T = TypeVar("T")
 
@@ -30,14 +31,19 @@ class Bus:
     share a bus, and it works inside a running event loop, which it blocks. After a fork the child must connect again.
     """
 
-    def __init__(self, place: Place) -> None:
+    def __init__(self, place: Place, *, warns: bool = True) -> None:
         self._thread = LoopThread()
         self._bus = AsyncBus(place)
         self._core = self._bus._core
         self._look = self._core.followed.look
-        self._warns = True
+        self._warns = warns
 
     # -- life ---------------------------------------------------------------------------------------------------------
+
+    @staticmethod
+    def shared() -> Shared[Bus]:
+        """The buses of this process for handles that were pickled elsewhere."""
+        return _shared
 
     @property
     def place(self) -> Place:
@@ -253,6 +259,9 @@ class Bus:
 
     def __iter__(self) -> Iterator[Any]:
         raise TypeError("a bus is not a sequence; bus.ls() lists its keys")
+
+
+_shared = Shared(lambda place: Bus(place, warns=False))
 
 
 def _inner(content: Any) -> Any:

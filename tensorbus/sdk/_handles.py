@@ -15,6 +15,7 @@ from tensorbus.sdk._artifact import AsyncArtifact
 from tensorbus.sdk._events import AsyncEvents
 from tensorbus.sdk._maps import Opened
 from tensorbus.sdk._pin import AsyncPin
+from tensorbus.sdk._place import Place
 from tensorbus.sdk._put import Progress
 from tensorbus.sdk._read import Contents
 from tensorbus.sdk._records import ArtifactInfo, EventRecord, Position, Replica
@@ -88,9 +89,12 @@ class Artifact:
         return repr(self._artifact).replace("AsyncArtifact", type(self).__name__, 1)
 
     def __reduce__(self) -> tuple[object, ...]:
-        from tensorbus.sdk._pickle import artifact
+        return Artifact._restored, (type(self._bus), *self._artifact._state())
 
-        return artifact, self._artifact._state()
+    @classmethod
+    def _restored(cls, bus: type[Bus], place: Place, *state: Any) -> Artifact:
+        found = bus.shared().bus(place)
+        return cls(found, AsyncArtifact._from_state(found._bus, *state))
 
     def __contains__(self, name: object) -> bool:
         return name in self._table().manifest

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import weakref
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Literal, TypeAlias
@@ -17,7 +18,8 @@ if TYPE_CHECKING:
 
 Purpose: TypeAlias = Literal["put", "empty"]
 
-_TRIES: Final = 3
+_RETIRING_S: Final = 2.0
+_RETRY_S: Final = 0.01
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,14 +68,18 @@ class Owned:
         """
         core = self._core
         fresh = False
-        for _ in range(_TRIES):
+        patience = Deadline(_RETIRING_S)
+        while True:
             try:
                 args = {"nbytes": nbytes, "purpose": purpose, "fresh": fresh}
                 reply = await core.ask("alloc", args, deadline=deadline)
-            except OutOfSpaceError:
-                if not core.writes.drop():
+            except OutOfSpaceError as exc:
+                if core.writes.drop():
+                    continue  # what this process kept warm was perhaps what was missing
+                if not exc.details.get("retiring_bytes") or not patience.left():
                     raise
-                continue  # what this process kept warm was perhaps what was missing
+                await asyncio.sleep(_RETRY_S)  # other callers were asked to unmap what they keep warm
+                continue
             segment, generation = _number(reply.data, "segment"), _number(reply.data, "generation")
             epoch = core.link.epoch
             memory = core.writes.take(segment, reply)
@@ -81,7 +87,6 @@ class Owned:
                 return Grant(segment, generation, nbytes, memory, epoch)
             core.tidy("abort", {"segment": segment, "generation": generation})
             fresh = True  # the worker offered what was unmapped here a moment ago
-        raise OutOfSpaceError(f"the worker has no memory of {nbytes} bytes that is not in use here", nbytes=nbytes)
 
     def give_up(self, grant: Grant) -> None:
         """The segment is not needed after all."""
@@ -96,10 +101,10 @@ class Owned:
 
     def lend(self, grant: Grant) -> None:
         """The segment's memory goes to the caller, who fills it and registers it, or drops it."""
-        core, key = self._core, (grant.segment, grant.generation)
+        core, key, epoch = self._core, (grant.segment, grant.generation), grant.epoch
 
-        def dropped(_: object) -> None:
-            core.later(lambda: self._dropped(key, grant.epoch))
+        def dropped(_: object) -> None:  # without a hold on the grant, which has one on the memory
+            core.later(lambda: self._dropped(key, epoch))
 
         self._empties[key] = _Empty(
             segment=grant.segment,

@@ -201,6 +201,14 @@ class SocketChannel:
         self._sock.close()
         self._arrived.set()
 
+    def abandon(self) -> None:
+        """In a forked child: close its copy of the socket, so that the peer sees the end of the parent's.
+
+        Nothing else is touched: the event loop's poll set is still shared with the parent.
+        """
+        self._closed = True
+        self._sock.close()
+
     def _queue(self, frame: Frame) -> None:
         if self._closed or self._error is not None:
             raise self._error or UnavailableError(f"the connection to {self._info.address} is closed")
