@@ -20,6 +20,7 @@ from tensorbus.cli._children import Child, outcome
 from tensorbus.cli._errors import EXIT_INTERRUPTED, EXIT_OTHER
 from tensorbus.cli._options import WORKER, flag_of, json_option, takes_settings
 from tensorbus.cli._output import emit_json, size
+from tensorbus.cli._parent import end_with
 from tensorbus.cli._urls import without_password
 from tensorbus.clock import Deadline
 from tensorbus.config import Resolved, Settings
@@ -36,15 +37,18 @@ NOTE: Final = "Replicas are in DRAM: a put survives its caller, not its last wor
 
 
 @click.command()
+@click.option("--parent", type=int, hidden=True, help="End when this process, which started it, ends.")
 @takes_settings("worker_id", *WORKER)
 @json_option
 @click.pass_context
-def up(ctx: click.Context, resolved: Resolved, *, as_json: bool) -> None:
+def up(ctx: click.Context, resolved: Resolved, *, parent: int | None, as_json: bool) -> None:
     """Run a whole system in one home: an embedded NATS server, a worker and a gateway.
 
     With --nats-url it uses your NATS instead of an embedded one. It prints `ready` when callers can connect, reports a
     process that ends and goes on, and ends everything in order on Ctrl-C or SIGTERM.
     """
+    if parent is not None:
+        end_with(parent)
     settings = resolved.settings
     stop = Stop()
     with locked(run_dir(settings.home) / "up.lock", what=f"`tensorbus up` of home {settings.home}"), stop.watching():
