@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 
 from tensorbus.errors import ConflictError, InvalidArgumentError, NotFoundError
 from tensorbus.events import LeasePurpose
-from tensorbus.ids import ArtifactId, LeaseId, new_lease_id
+from tensorbus.ids import LeaseId, new_lease_id
 from tensorbus.lifecycle import Artifact, rules
 from tensorbus.model import Layout, Manifest
 from tensorbus.transport import Fds, Pool, Reply, Request, Segment, page_round
@@ -18,8 +17,8 @@ from tensorbus.workers._directory_ops import Op
 from tensorbus.workers._fetch import Fetches
 from tensorbus.workers._info import artifact_info
 from tensorbus.workers._leases import Leases
-from tensorbus.workers._puts import Incoming, Lease, Puts, Taken, digest_held, known_outcome
-from tensorbus.workers._store import Held, Store
+from tensorbus.workers._puts import Incoming, Lease, Puts, Taken, known_outcome
+from tensorbus.workers._store import Store
 
 TENSOR_JSON_BYTES = 100
 """About what a tensor takes in a manifest's JSON."""
@@ -91,7 +90,7 @@ class BytesOps:
         manifest = await self._manifest(request)
         parts = self._take_parts(caller, [(asked.segment, asked.generation)])
         incoming = self._incoming(caller, asked, manifest, parts, lease=None)
-        taken = await self._carry(caller, incoming, request, name="put")
+        taken = await self._carry(caller, incoming, digest=False, name="put")
         return self._taken(caller, taken)
 
     async def _manifest(self, request: Request) -> Manifest:
@@ -104,19 +103,17 @@ class BytesOps:
         parts = self._take_parts(caller, asked.parts)
         lease = Lease(id=new_lease_id(self._core.ids), holder=caller.id, ttl_s=asked.lease_s)
         incoming = self._incoming(caller, asked, manifest, parts, lease=lease)
-        if (asked.sealed or asked.id is not None) and not manifest.digested:
-            probe = Held(caller.tenant, ArtifactId(""), parts, incoming.layout, manifest)
-            digested = await asyncio.to_thread(digest_held, probe)
-            incoming = self._incoming(caller, asked, digested, parts, lease=lease)
-        taken = await self._carry(caller, incoming, request, name="register")
+        taken = await self._carry(caller, incoming, digest=asked.sealed or asked.id is not None, name="register")
         reply = self._taken(caller, taken)
         return Reply({**reply.data, "lease": lease.id})
 
-    async def _carry(self, caller: Caller, incoming: Incoming, request: Request, *, name: str) -> Taken:
+    async def _carry(self, caller: Caller, incoming: Incoming, *, digest: bool, name: str) -> Taken:
         """Bring the put to its end in the worker's own time; the caller waits as long as it likes."""
-        return await self._core.finish(self._take(caller, incoming), name=name)
+        return await self._core.finish(self._take(caller, incoming, digest=digest), name=name)
 
-    async def _take(self, caller: Caller, incoming: Incoming) -> Taken:
+    async def _take(self, caller: Caller, incoming: Incoming, *, digest: bool) -> Taken:
+        if digest:
+            incoming = await self._puts.digested(incoming)
         taken = await self._puts.take(incoming, deadline=known_outcome())
         if incoming.lease is not None:
             self._begin(caller, incoming, taken)

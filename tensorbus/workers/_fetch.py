@@ -85,7 +85,7 @@ class Fetches:
                 log.warning("fetch failed: artifact=%s source=%s reason=%s", record.artifact, source.worker, error)
                 failures.append(error)
                 continue
-            await self._puts.add_replica(held, deadline=known_outcome())
+            held, _ = await self._puts.add_replica(held, deadline=known_outcome())
             return held, How("tcp", f"from worker {source.worker} on host {source.host}")
         raise self._no_source(record, failures)
 

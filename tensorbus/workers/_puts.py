@@ -24,6 +24,8 @@ from tensorbus.workers._core import Core, off_loop
 from tensorbus.workers._store import Held, Store, Where
 
 OUTCOME_S = 3600.0
+OUTCOME_TRY_S = 10.0
+OUTCOME_RETRY_DELAY_S = 0.2
 
 
 def known_outcome() -> Deadline:
@@ -96,11 +98,36 @@ class Puts:
                 if taken is not None:
                     return taken
         except (DeadlineExceededError, UnavailableError):
-            raise  # the fact may be on the log, so the bytes stay until the sweep knows better
-        except BaseException:
-            for part in incoming.parts:
-                part.release()
+            # A fact about the bytes may be on the log, or on its way there.
+            self._core.spawn(self._settle(incoming), name="settle a put")
             raise
+        except BaseException:
+            self._give_back(incoming.parts)
+            raise
+
+    def _give_back(self, parts: tuple[Segment, ...]) -> None:
+        if not self._store.owns(parts):
+            for part in parts:
+                part.release()
+
+    async def _settle(self, incoming: Incoming) -> None:
+        """Wait until the outcome of a put is known: its bytes stay if they became an artifact, else they go."""
+        await self._outcome_known()
+        expected = self._store.expected_with(incoming.parts)
+        if expected is not None:
+            self._store.forget(expected)
+        self._give_back(incoming.parts)
+
+    async def _outcome_known(self) -> None:
+        """Wait until the bus answers and the own fold holds everything that was on it. A fact that comes still later
+        finds its bytes gone, and is disowned."""
+        while True:
+            try:
+                deadline = Deadline(OUTCOME_TRY_S, what="reading the end of the log")
+                last = await self._core.bus.last_seq(deadline=deadline)
+                return await self._core.feed.reached(last, deadline=deadline)
+            except (DeadlineExceededError, UnavailableError):
+                await asyncio.sleep(OUTCOME_RETRY_DELAY_S)
 
     async def _take(self, incoming: Incoming, *, deadline: Deadline) -> Taken | None:
         """One attempt; ``None`` if an artifact whose digest must be compared first came in between."""
@@ -133,21 +160,23 @@ class Puts:
     async def _be_born(
         self, held: Held, fact: ArtifactPut | ArtifactRegistered, incoming: Incoming, *, deadline: Deadline
     ) -> tuple[int, ArtifactId | None]:
-        """Append the birth. The bytes are served from the moment that a reader can learn of them."""
+        """Append the birth. The bytes are served from the moment that a reader can learn of them, and not before."""
         async with self._one_at_a_time(held.where):
-            if self._store.get(*held.where) is not None:
+            before = self._store.expected(held.where)
+            if before is not None:
+                # Of an earlier put that was given up: two must not wait for one birth.
+                async with deadline.scope():
+                    await self._outcome_known()
+                self._store.forget(before)
+            self._store.expect(held, after=self._core.state.seq)
+            try:
                 fact_or_known = await self._decide_birth(fact, incoming, deadline)
-            else:
-                self._store.add(held)
-                try:
-                    fact_or_known = await self._decide_birth(fact, incoming, deadline)
-                except (DeadlineExceededError, UnavailableError):
-                    raise
-                except BaseException:
-                    self._store.remove(held)
-                    raise
-                if fact_or_known[1] is not None:
-                    self._store.remove(held)
+            except (DeadlineExceededError, UnavailableError):
+                raise
+            except BaseException:
+                self._store.forget(held)
+                raise
+            self._store.forget(held)
         return fact_or_known
 
     async def _decide_birth(
@@ -184,15 +213,21 @@ class Puts:
                 part.release()
             return existing, position
         held = Held(tenant, existing, incoming.parts, incoming.layout, incoming.manifest)
-        return existing, await self.add_replica(held, principal=incoming.principal, deadline=deadline)
+        _, position = await self.add_replica(held, principal=incoming.principal, deadline=deadline)
+        return existing, position
 
-    async def add_replica(self, held: Held, *, principal: str = "", deadline: Deadline) -> int:
-        """Hold a copy of an artifact that exists, and say so.
+    async def add_replica(self, held: Held, *, principal: str = "", deadline: Deadline) -> tuple[Held, int]:
+        """Hold a copy of an artifact that exists, and say so. If there is one here by now, that one stays.
 
         Raises:
             ConflictError: If the artifact was destroyed meanwhile; the memory is given back then.
         """
-        self._store.add(held)
+        there = self._store.get(*held.where)
+        if there is not None and there is not held:
+            held.release()
+            return there, self._core.live.position
+        record = self._core.state.artifact(held.tenant, held.artifact)
+        self._store.add(held, life=0 if record is None else record.born)
 
         def fact(number: int) -> Event:
             return ReplicaAdded(
@@ -209,7 +244,7 @@ class Puts:
         except ConflictError:
             self._store.drop(held.tenant, held.artifact)
             raise
-        return position
+        return held, position
 
     async def _bind(
         self, incoming: Incoming, artifact: ArtifactId, position: int, *, born: bool, deadline: Deadline
@@ -286,10 +321,18 @@ class Puts:
             await self._digest(held)
         elif found.live and found.digest is None:
             await self._until_digested(*where, deadline=deadline)
+        return await self.digested(incoming)
+
+    async def digested(self, incoming: Incoming) -> Incoming:
+        """The same with its digests computed, if they are not known; the memory is given back if that fails."""
         if incoming.manifest.digested:
             return incoming
-        probe = Held(*where, incoming.parts, incoming.layout, incoming.manifest)
-        return replace(incoming, manifest=await asyncio.to_thread(digest_held, probe))
+        probe = Held(incoming.tenant, ArtifactId(""), incoming.parts, incoming.layout, incoming.manifest)
+        try:
+            return replace(incoming, manifest=await asyncio.to_thread(digest_held, probe))
+        except BaseException:
+            self._give_back(incoming.parts)
+            raise
 
     async def _until_digested(self, tenant: str, artifact: ArtifactId, *, deadline: Deadline) -> None:
         """Wait for the worker that holds the artifact to say its digest, or for the artifact's end."""

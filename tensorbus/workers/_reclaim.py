@@ -7,7 +7,7 @@ import logging
 from tensorbus.clock import Deadline
 from tensorbus.errors import TensorbusError
 from tensorbus.events import DropReason, Event, ReplicaDropped
-from tensorbus.ids import ArtifactId
+from tensorbus.ids import ArtifactId, Incarnation, WorkerId
 from tensorbus.lifecycle import Replica, Touched
 from tensorbus.workers._core import Core
 from tensorbus.workers._leases import Leases
@@ -19,7 +19,7 @@ UNTIL_SAID_S = 600.0
 
 
 class Reclaim:
-    """Follower of the Directory on behalf of the store."""
+    """Follower of the Directory on behalf of the store. What was put is held from the moment that the fold knows it."""
 
     def __init__(self, core: Core, store: Store, leases: Leases) -> None:
         self._core = core
@@ -36,20 +36,27 @@ class Reclaim:
         record = self._core.state.artifacts.get((tenant, artifact))
         if record is None:
             return
-        if not record.live:
+        where, held = (tenant, artifact), self._store.get(tenant, artifact)
+        if not record.live or (held is not None and held.life < record.born):
             self._leases.forget_artifact(tenant, artifact)
             self._store.drop(tenant, artifact)
+        if not record.live:
             return
-        if self._store.get(tenant, artifact) is not None or (tenant, artifact) in self._dropping:
+        if self._store.get(*where) is None and (record.author, record.incarnation) == self._life:
+            self._store.born(where, at=record.born)
+        if self._store.get(*where) is not None or where in self._dropping:
             return
         for replica in [replica for replica in record.replicas.values() if self._is_mine(replica)]:
             # Said, but not held: a put that was given up and counted all the same. Nobody may be sent here for it.
             self._dropping.add((tenant, artifact))
             self._core.spawn(self._disown(tenant, artifact, replica), name=f"disown {artifact}")
 
+    @property
+    def _life(self) -> tuple[WorkerId, Incarnation]:
+        return self._core.me.worker, self._core.me.incarnation
+
     def _is_mine(self, replica: Replica) -> bool:
-        me = self._core.me
-        return (replica.worker, replica.incarnation, replica.lease) == (me.worker, me.incarnation, None)
+        return (replica.worker, replica.incarnation) == self._life and replica.lease is None
 
     async def _disown(self, tenant: str, artifact: ArtifactId, replica: Replica) -> None:
         def fact(number: int) -> Event:

@@ -22,6 +22,7 @@ class Held:
     Attributes:
         parts: The segments, laid end to end, each rounded up to whole pages; the layout's offsets run over them.
         lease: The caller's lease that it stands and falls with, or ``None`` if the worker owns the bytes.
+        life: The sequence at which the artifact's life began whose bytes these are; an id may come back after its end.
     """
 
     tenant: str
@@ -31,6 +32,7 @@ class Held:
     manifest: Manifest
     lease: LeaseId | None = None
     tier: Tier = Tier.DRAM
+    life: int = 0
     _json: tuple[Manifest, bytes] | None = None
 
     async def manifest_json(self) -> bytes:
@@ -77,10 +79,15 @@ class Held:
 
 
 class Store:
-    """What is held, by tenant and artifact id. Lives on the worker's loop."""
+    """What is held, by tenant and artifact id. Lives on the worker's loop.
+
+    Bytes whose birth is still to be decided are *expected*: another's bytes may win their id, so nobody may read them
+    under it before the fold says whose it is.
+    """
 
     def __init__(self) -> None:
         self._held: dict[Where, Held] = {}
+        self._expected: dict[Where, tuple[Held, int]] = {}
 
     def __len__(self) -> int:
         return len(self._held)
@@ -91,15 +98,39 @@ class Store:
     def all(self) -> list[Held]:
         return list(self._held.values())
 
-    def add(self, held: Held) -> None:
+    def add(self, held: Held, *, life: int) -> None:
+        """Hold the bytes of the life of an artifact that began at a position."""
+        held.life = life
         for part in held.parts:
             part.label = held.artifact
         self._held[held.where] = held
 
-    def remove(self, held: Held) -> None:
-        """Forget what was just added; its memory stays with who added it."""
-        if self._held.get(held.where) is held:
-            del self._held[held.where]
+    def expect(self, held: Held, *, after: int) -> None:
+        """Bytes that a fact beyond a position may make an artifact."""
+        self._expected[held.where] = held, after
+
+    def expected(self, where: Where) -> Held | None:
+        return self._expected.get(where, (None, 0))[0]
+
+    def expected_with(self, parts: tuple[Segment, ...]) -> Held | None:
+        """What is expected in that memory."""
+        return next((held for held, _ in self._expected.values() if held.parts == parts), None)
+
+    def forget(self, held: Held) -> None:
+        """Its birth did not come to be; the memory stays with who expected it."""
+        if self.expected(held.where) is held:
+            del self._expected[held.where]
+
+    def born(self, where: Where, *, at: int) -> None:
+        """The fold kept a birth by this worker: what was expected is the artifact's bytes from now on."""
+        held, after = self._expected.get(where, (None, 0))
+        if held is not None and at > after:
+            del self._expected[where]
+            self.add(held, life=at)
+
+    def owns(self, parts: tuple[Segment, ...]) -> bool:
+        """Whether memory is that of something held."""
+        return any(held.parts == parts for held in self._held.values())
 
     def drop(self, tenant: str, artifact: ArtifactId) -> Held | None:
         """Forget an artifact and give its memory back."""

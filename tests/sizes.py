@@ -1,0 +1,63 @@
+"""How much the tests that hurt real processes do: a little in every run, all of it with ``TB_TEST_SIZE=soak``."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from typing import Final
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sizes:
+    """One row of the table.
+
+    Attributes:
+        crash_rounds: Callers or workers that are killed after registering, one after the other.
+        crash_artifacts: Artifacts that each registers first.
+        racers: Processes that put one id at once.
+        race_rounds: Ids that they race for.
+        pause_s: How long a bus or worker stands still, above a TTL of 2 s.
+        pressure_processes: Readers and writers on a pool that is too small.
+        pressure_rounds: Artifacts that each of them puts and reads.
+        restarts: How often a bus or worker is started anew.
+        tensors_max: Tensors of the largest artifact.
+        sim_seeds: Seeds of each simulated scenario.
+    """
+
+    crash_rounds: int
+    crash_artifacts: int
+    racers: int
+    race_rounds: int
+    pause_s: float
+    pressure_processes: int
+    pressure_rounds: int
+    restarts: int
+    tensors_max: int
+    sim_seeds: int
+
+
+QUICK: Final = Sizes(
+    crash_rounds=4,
+    crash_artifacts=50,
+    racers=8,
+    race_rounds=3,
+    pause_s=3.0,
+    pressure_processes=4,
+    pressure_rounds=25,
+    restarts=2,
+    tensors_max=100_000,
+    sim_seeds=24,
+)
+SOAK: Final = Sizes(
+    crash_rounds=20,
+    crash_artifacts=50,
+    racers=8,
+    race_rounds=40,
+    pause_s=12.0,
+    pressure_processes=8,
+    pressure_rounds=400,
+    restarts=10,
+    tensors_max=100_000,
+    sim_seeds=2_000,
+)
+SIZES: Final = SOAK if os.environ.get("TB_TEST_SIZE") == "soak" else QUICK
