@@ -37,7 +37,12 @@ def connect(
         UnavailableError: If nobody is there; it says what to start.
         InvalidArgumentError: If a setting cannot be.
     """
-    return Bus(_place(url, home, host_id, tenant, timeout, directory)).connect()
+    bus = Bus(_place(url, home, host_id, tenant, timeout, directory))
+    try:
+        return bus.connect()
+    except BaseException:
+        bus.close()
+        raise
 
 
 def aconnect(
@@ -52,7 +57,12 @@ def aconnect(
     """:func:`connect` for the running event loop: ``async with aconnect() as bus:``, or ``bus = await aconnect()``."""
 
     async def make() -> AsyncBus:
-        return await AsyncBus(_place(url, home, host_id, tenant, timeout, directory)).connect()
+        bus = AsyncBus(_place(url, home, host_id, tenant, timeout, directory))
+        try:
+            return await bus.connect()
+        except BaseException:
+            await bus.close()
+            raise
 
     return Pending(make)
 

@@ -29,7 +29,7 @@ def in_child(work: Callable[[], object]) -> str:
     if pid == 0:
         try:
             said = str(work())
-        except BaseException as exc:  # noqa: BLE001 - the child tells its parent
+        except BaseException as exc:
             said = f"{type(exc).__name__}: {exc}"
         os.write(writable, said.encode())
         os._exit(0)
