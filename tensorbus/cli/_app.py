@@ -69,8 +69,12 @@ def run(args: Sequence[str] | None) -> int:
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
     try:
-        code = cli.main(given, prog_name="tensorbus", standalone_mode=False)
+        # Not cli.main(): that has ideas of its own about Ctrl-C and closed pipes.
+        with cli.make_context("tensorbus", given) as ctx:
+            cli.invoke(ctx)
         sys.stdout.flush()
+    except click.exceptions.Exit as exc:
+        return exc.exit_code
     except click.exceptions.NoArgsIsHelpError as exc:
         exc.show()
         return exc.exit_code
@@ -78,7 +82,7 @@ def run(args: Sequence[str] | None) -> int:
         return _usage(exc, as_json=as_json)
     except TensorbusError as exc:
         return report(exc, as_json=as_json)
-    except (KeyboardInterrupt, click.Abort):
+    except KeyboardInterrupt:
         return EXIT_INTERRUPTED
     except BrokenPipeError:
         _silence()
@@ -86,7 +90,7 @@ def run(args: Sequence[str] | None) -> int:
     except OSError as exc:
         where = f" ({exc.filename})" if exc.filename else ""
         return report(TensorbusError(f"{exc.strerror or exc}{where}"), as_json=as_json) or EXIT_OTHER
-    return code if isinstance(code, int) else 0
+    return 0
 
 
 def _usage(exc: click.ClickException, *, as_json: bool) -> int:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from tensorbus.sdk import AsyncBus
 
 
-@click.command()
+@click.command(short_help="Take in a safetensors file or directory.")
 @click.argument("path", type=click.Path(path_type=Path))
 @click.option("--key", metavar="KEY", help="A name that can be moved to another artifact later.")
 @click.option("--id", "artifact_id", metavar="ID", help="A name for good; without it the id follows from the content.")
@@ -58,7 +58,7 @@ def put(
     with_bus(resolved, work)
 
 
-@click.command()
+@click.command(short_help="Write an artifact to a safetensors file.")
 @click.argument("ref")
 @click.option(
     "-o",

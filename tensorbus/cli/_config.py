@@ -10,7 +10,7 @@ from tensorbus.cli._urls import without_password
 from tensorbus.config import Resolved, Settings
 
 
-@click.command()
+@click.command(short_help="Show each setting and where it came from.")
 @takes_settings(*Settings.model_fields)
 @json_option
 def config(resolved: Resolved, *, as_json: bool) -> None:

@@ -20,7 +20,7 @@ FLAGS: Final = ("home", "host_id", "nats_url", "nats_creds", "subject_prefix", "
 _MARKS: Final = {State.OK: "ok   ", State.WARNING: "note ", State.WRONG: "WRONG"}
 
 
-@click.command()
+@click.command(short_help="Check everything; say what is wrong.")
 @takes_flags(*FLAGS)
 @json_option
 @click.pass_context

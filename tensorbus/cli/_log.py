@@ -9,7 +9,7 @@ import click
 
 from tensorbus.cli._client import with_bus
 from tensorbus.cli._options import CLIENT, json_option, takes_settings
-from tensorbus.cli._output import age, emit_json, facts, name, short_id, size, stamp, table
+from tensorbus.cli._output import age, emit_json, facts, short_id, size, stamp, table
 from tensorbus.clock import SystemClock
 from tensorbus.config import Resolved
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from tensorbus.sdk import AsyncBus, EventRecord, WorkerInfo
 
 
-@click.command()
+@click.command(short_help="Print the facts on the log.")
 @click.option("--follow", is_flag=True, help="Wait for further facts.")
 @click.option("--since", type=click.IntRange(min=0), default=0, metavar="SEQ", help="Only facts after this sequence.")
 @click.option("--artifact", metavar="REF", help="Only facts about this artifact, a key or an id.")
@@ -61,18 +61,16 @@ def _print_event(event: EventRecord, *, as_json: bool) -> None:
     print(f"{event.seq:>6}  {stamp(event.time_ns)}  {event.type:18} {event.author:18} {details}".rstrip(), flush=True)
 
 
-_NOT_SHOWN = frozenset({"tenant", "number", "manifest", "layout", "worker", "incarnation", "version_of_schema"})
+_NOT_SHOWN = frozenset({"tenant", "number", "manifest", "worker", "incarnation"})
 
 
 def _shown(key: str, value: object) -> str:
     if key == "nbytes" and isinstance(value, int):
         return size(value).replace(" ", "")
-    if isinstance(value, str):
-        return short_id(value)
-    return name(json.dumps(value)) if isinstance(value, str) else json.dumps(value)
+    return short_id(value) if isinstance(value, str) else json.dumps(value)
 
 
-@click.command()
+@click.command(short_help="List the workers on the log.")
 @click.option("--all", "every", is_flag=True, help="Also workers whose session has ended.")
 @takes_settings(*CLIENT)
 @json_option
@@ -111,7 +109,7 @@ def _print_workers(found: list[WorkerInfo]) -> None:
     table(header, rows, right=("AGE", "REPLICAS", "POOL", "PID"))
 
 
-@click.command()
+@click.command(short_help="Show figures of a worker and its directory.")
 @takes_settings(*CLIENT)
 @json_option
 def stats(resolved: Resolved, *, as_json: bool) -> None:

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from tensorbus.sdk import AsyncBus, KeyInfo, SeriesInfo
 
 
-@click.command()
+@click.command(short_help="List keys, or series of versions.")
 @click.argument("prefix", default="")
 @click.option("--series", is_flag=True, help="List series of versions instead of keys.")
 @takes_settings(*CLIENT)
@@ -50,7 +50,7 @@ def _print_series(series: list[SeriesInfo], *, as_json: bool) -> None:
     table(("SERIES", "LAST", "KEPT"), rows, right=("LAST", "KEPT"))
 
 
-@click.command()
+@click.command(short_help="Destroy an artifact, or drop a key.")
 @click.argument("ref")
 @click.option("--key-only", is_flag=True, help="Drop only the key REF; its artifact lives on.")
 @takes_settings(*CLIENT)
@@ -79,7 +79,7 @@ def rm(resolved: Resolved, *, ref: str, key_only: bool, as_json: bool) -> None:
     with_bus(resolved, work)
 
 
-@click.command()
+@click.command(short_help="Name an artifact by a key as well.")
 @click.argument("key")
 @click.argument("ref")
 @click.option("--rebind", is_flag=True, help="Take KEY from the artifact that has it now.")

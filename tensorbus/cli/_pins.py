@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from tensorbus.sdk import AsyncBus
 
 
-@click.command()
+@click.command(short_help="Keep a replica on this host's worker.")
 @click.argument("ref")
 @click.option(
     "--ttl", "ttl_s", type=float, metavar="SECONDS", help="Let it end by itself; else it holds until `unpin`."
@@ -44,7 +44,7 @@ def pin(resolved: Resolved, *, ref: str, ttl_s: float | None, as_json: bool) -> 
         print(answer["lease"])
 
 
-@click.command()
+@click.command(short_help="End a pin.")
 @click.argument("lease")
 @takes_settings(*CLIENT)
 @json_option

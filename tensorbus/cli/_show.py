@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 TENSORS_SHOWN = 40
 
 
-@click.command()
+@click.command(short_help="Show all that is known of an artifact.")
 @click.argument("ref")
 @click.option("--all", "every", is_flag=True, help=f"Show every tensor, not only the first {TENSORS_SHOWN}.")
 @takes_settings(*CLIENT)

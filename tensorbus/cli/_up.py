@@ -36,7 +36,7 @@ BUS_AGAIN_S: Final = 5.0
 NOTE: Final = "Replicas are in DRAM: a put survives its caller, not its last worker."
 
 
-@click.command()
+@click.command(short_help="Run a bus, a worker and a gateway in one home.")
 @click.option("--parent", type=int, hidden=True, help="End when this process, which started it, ends.")
 @takes_settings("worker_id", *WORKER)
 @json_option

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from tensorbus.sdk import AsyncArtifact, AsyncBus
 
 
-@click.command()
+@click.command(short_help="Make something the next version of a series.")
 @click.argument("series")
 @click.argument("path", type=click.Path(path_type=Path), required=False)
 @click.option("--artifact", metavar="REF", help="Publish this artifact, a key or an id, instead of a file.")
@@ -42,7 +42,7 @@ def publish(resolved: Resolved, *, series: str, path: Path | None, artifact: str
     with_bus(resolved, work)
 
 
-@click.command()
+@click.command(short_help="List the versions of a series.")
 @click.argument("series")
 @click.option("--follow", is_flag=True, help="Wait for further versions.")
 @takes_settings(*CLIENT)

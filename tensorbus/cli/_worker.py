@@ -12,7 +12,7 @@ from tensorbus.cli._parent import end_with
 from tensorbus.config import Resolved
 
 
-@click.command()
+@click.command(short_help="Run one worker in the foreground.")
 @click.option(
     "--roles",
     default="basic",
