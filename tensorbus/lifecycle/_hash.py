@@ -11,10 +11,12 @@ from collections.abc import Callable, Hashable, Iterable
 from blake3 import blake3
 
 _MODULUS = 1 << 256
+DIRTY_MAX = 1024
+"""How many changed entities may wait: else the first reading of a large state would hold its thread for seconds."""
 
 
 class StateHash:
-    """Sums entity hashes; entities marked since the last reading are hashed again when it is read.
+    """Sums entity hashes. Marked entities are hashed again when it is read, or one by one when many of them wait.
 
     Args:
         text: Gives the canonical text of the entity under a key, or ``None`` if there is none any more.
@@ -30,19 +32,21 @@ class StateHash:
 
     def mark(self, key: Hashable) -> None:
         self._dirty[key] = None
+        if len(self._dirty) > DIRTY_MAX:
+            self._settle(next(iter(self._dirty)))
 
     def hex(self) -> str:
         """The hash of the state as it is now, 64 hexadecimal digits."""
-        for key in self._dirty:
-            self._sum -= self._terms.pop(key, 0)
-            text = self._text(key)
-            if text is not None:
-                term = _term(text)
-                self._terms[key] = term
-                self._sum += term
-        self._dirty.clear()
-        self._sum %= _MODULUS
+        for key in list(self._dirty):
+            self._settle(key)
         return f"{self._sum:064x}"
+
+    def _settle(self, key: Hashable) -> None:
+        del self._dirty[key]
+        old, text = self._terms.pop(key, 0), self._text(key)
+        if text is not None:
+            self._terms[key] = _term(text)
+        self._sum = (self._sum + self._terms.get(key, 0) - old) % _MODULUS
 
 
 def hash_of(texts: Iterable[str]) -> str:
