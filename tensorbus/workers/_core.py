@@ -83,9 +83,6 @@ class Core:
         async def run() -> None:
             try:
                 result = await work
-            except asyncio.CancelledError:
-                done.cancel()
-                raise
             except Exception as error:  # noqa: BLE001 - the task's edge: handed to the one who waits
                 if not done.done():
                     done.set_exception(error)
@@ -97,7 +94,13 @@ class Core:
         if self._closed:
             work.close()
             raise UnavailableError(f"worker {self.me.worker} is leaving", worker=self.me.worker)
-        self.spawn(run(), name=name)
+        task = self._start(run(), name=name)
+
+        def ended(_task: asyncio.Task[None]) -> None:
+            work.close()  # a task that is cancelled before its first step never came to it
+            done.cancel()
+
+        task.add_done_callback(ended)
         return await asyncio.shield(done)
 
     def spawn(self, work: Coroutine[Any, Any, None], *, name: str) -> None:
@@ -105,9 +108,13 @@ class Core:
         if self._closed:
             work.close()  # the worker ends: nobody would wait for it, and the log tells its successors what is left
             return
+        _ = self._start(work, name=name)
+
+    def _start(self, work: Coroutine[Any, Any, None], *, name: str) -> asyncio.Task[None]:
         task = self.group.create_task(work, name=name)
         self._spawned.add(task)
         task.add_done_callback(self._spawned.discard)
+        return task
 
     def close(self) -> None:
         """Cancel what was spawned, and start nothing more."""

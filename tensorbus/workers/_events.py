@@ -55,12 +55,24 @@ class Cursor:
         self._batches: AsyncIterator[list[Message]] | None = None
         self._pending: asyncio.Task[list[Message]] | None = None
         self._left: list[Message] = []
+        self._turn = asyncio.Lock()
         self.reader: Reader | None = None
 
     async def next(self, *, limit: int, wait_s: float) -> tuple[list[Json], bool]:
         """Up to ``limit`` facts, waiting up to ``wait_s`` seconds for the first, and whether this is all."""
-        items: list[Json] = []
         deadline = Deadline(wait_s)
+        try:
+            async with deadline.scope():
+                await self._turn.acquire()
+        except TimeoutError:
+            return [], False  # another call on this reading waits for the same facts
+        try:
+            return await self._next(limit=limit, deadline=deadline)
+        finally:
+            self._turn.release()
+
+    async def _next(self, *, limit: int, deadline: Deadline) -> tuple[list[Json], bool]:
+        items: list[Json] = []
         while len(items) < limit and not self._done:
             if not self._left and not await self._more(0.0 if items else deadline.left()):
                 break
@@ -83,7 +95,8 @@ class Cursor:
         done, _ = await asyncio.wait([self._pending], timeout=wait_s)
         if not done:
             return False
-        self._left, self._pending = self._pending.result(), None
+        ended, self._pending = self._pending, None
+        self._left = ended.result()
         return True
 
     def _wanted(self, messages: Sequence[Message]) -> list[AnyRecorded]:

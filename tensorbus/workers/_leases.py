@@ -107,16 +107,15 @@ class Leases:
                 lease=lease,
             )
         caller.leases.pop(lease, None)
-        return await self._end(granted, LeaseEnd.RELEASED, deadline=deadline)
+        self._over(granted)
+        return await self._say_end(granted, LeaseEnd.RELEASED, deadline=deadline)
 
     def gone(self, caller: Caller) -> None:
         """A caller's connection ended: its own memory is no replica from this moment; the facts follow."""
         ended = [granted for lease in caller.leases if (granted := self._granted.get(lease)) is not None]
         caller.leases.clear()
         for granted in ended:
-            self._stop_serving(granted)
-            work = self._end_quietly(granted, LeaseEnd.CONNECTION_LOST)
-            self._core.spawn(work, name=f"end lease {granted.lease}")
+            self._end_soon(granted, LeaseEnd.CONNECTION_LOST)
 
     def forget_artifact(self, tenant: str, artifact: ArtifactId) -> None:
         """An artifact ended, and its leases with it."""
@@ -128,8 +127,7 @@ class Leases:
         while True:
             now_ns = self._core.clock.now_ns()
             for granted in [g for g in self._granted.values() if g.ends_ns is not None and g.ends_ns <= now_ns]:
-                self._stop_serving(granted)
-                await self._end_quietly(granted, LeaseEnd.EXPIRED)
+                self._end_soon(granted, LeaseEnd.EXPIRED)
             ends = [granted.ends_ns for granted in self._granted.values() if granted.ends_ns is not None]
             self._new.clear()
             wait_s = None if not ends else max(0.0, (min(ends) - self._core.clock.now_ns()) / NS_PER_S)
@@ -139,21 +137,24 @@ class Leases:
             except TimeoutError:
                 continue
 
-    def _stop_serving(self, granted: _Granted) -> None:
+    def _over(self, granted: _Granted) -> None:
+        """From this moment the lease is no more, and nothing is read under it; the fact follows."""
+        del self._granted[granted.lease]
         if granted.purpose is LeasePurpose.REGISTER:
             self._store.drop(granted.tenant, granted.artifact)
 
+    def _end_soon(self, granted: _Granted, reason: LeaseEnd) -> None:
+        """End a lease without waiting for the bus, which other leases must not wait for either."""
+        self._over(granted)
+        self._core.spawn(self._end_quietly(granted, reason), name=f"end lease {granted.lease}")
+
     async def _end_quietly(self, granted: _Granted, reason: LeaseEnd) -> None:
         try:
-            await self._end(granted, reason, deadline=Deadline(UNTIL_SAID_S))
+            await self._say_end(granted, reason, deadline=Deadline(UNTIL_SAID_S))
         except TensorbusError as error:
             log.info("end of lease not said: lease=%s reason=%s", granted.lease, error)
 
-    async def _end(self, granted: _Granted, reason: LeaseEnd, *, deadline: Deadline) -> int:
-        if self._granted.pop(granted.lease, None) is None:
-            return self._core.live.position
-        self._stop_serving(granted)
-
+    async def _say_end(self, granted: _Granted, reason: LeaseEnd, *, deadline: Deadline) -> int:
         def fact(number: int) -> Event:
             return CallerLeaseEnded(
                 tenant=granted.tenant, artifact=granted.artifact, lease=granted.lease, reason=reason, number=number

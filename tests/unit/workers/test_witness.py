@@ -35,6 +35,10 @@ class HandClock:
         return self.now_ns()
 
 
+def never(_seq: int) -> None:
+    """No own heartbeat came back."""
+
+
 def ns(seconds: float) -> int:
     return int(seconds * NS_PER_S)
 
@@ -49,15 +53,16 @@ def beats(start: float, stop: float, step: float = BEAT_S) -> Iterator[float]:
 def condemned(mine: Iterable[float], others: Iterable[float], *, until_s: float, look_s: float = 0.25) -> list[float]:
     """The looks at which a witness with a TTL of 2 s would end the other's session, given what came when."""
     hearing = Hearing(break_ns=ns(TTL_S / 2))
-    last_ns = 0
+    last_ns = mine_ns = 0
     arrivals = [(at, 0) for at in mine] + [(at, 1) for at in others] + [(at, 2) for at in beats(0, until_s, look_s)]
     verdicts = []
     for at, who in sorted(arrivals):
         if who == 0:
-            hearing.heard_itself(ns(at))
+            mine_ns = ns(at)
+            hearing.heard_itself(mine_ns)
         elif who == 1:
             last_ns = ns(at)
-        elif hearing.would_have_heard(other_ns=last_ns, ttl_ns=ns(TTL_S)):
+        elif hearing.would_have_heard(other_ns=last_ns, sent_ns=mine_ns, now_ns=ns(at), ttl_ns=ns(TTL_S)):
             verdicts.append(at)
     return verdicts
 
@@ -133,10 +138,29 @@ def session(worker: str, incarnation: str) -> Session:
     )
 
 
+def test_a_reading_that_falls_behind_proves_less_than_it_seems_to() -> None:
+    """Own heartbeats are heard for longer than a TTL, but all of them were sent within less."""
+    hearing = Hearing(break_ns=ns(TTL_S / 2))
+    for at in beats(0, 4, 0.8):
+        hearing.heard_itself(ns(at))
+    asked = {"other_ns": 0, "now_ns": ns(4), "ttl_ns": ns(TTL_S)}
+    assert not hearing.would_have_heard(sent_ns=ns(1.9), **asked)
+    assert not hearing.would_have_heard(sent_ns=None, **asked)
+    assert hearing.would_have_heard(sent_ns=ns(2.1), **asked)
+
+
+def test_a_witness_that_stood_still_after_its_proof_does_not_use_it_any_more() -> None:
+    hearing = Hearing(break_ns=ns(TTL_S / 2))
+    for at in beats(0, 4):
+        hearing.heard_itself(ns(at))
+    assert hearing.would_have_heard(other_ns=0, sent_ns=ns(3.9), now_ns=ns(4.2), ttl_ns=ns(TTL_S))
+    assert not hearing.would_have_heard(other_ns=0, sent_ns=ns(3.9), now_ns=ns(9), ttl_ns=ns(TTL_S))
+
+
 async def test_a_life_that_was_never_heard_counts_from_the_first_look() -> None:
     clock = HandClock()
     async with rig(MemoryCluster(), "gate", clock=clock) as gate:
-        witness = Witness(gate.core.author, own_ttl_ns=ns(TTL_S), clock=clock)
+        witness = Witness(gate.core.author, own_ttl_ns=ns(TTL_S), clock=clock, sent_ns=lambda _: clock.now_ns())
         own = Heartbeat("gate", gate.core.me.incarnation, 1, gone=False)
         other = session("w9", "aaaa")
         for _ in range(20):
@@ -156,7 +180,7 @@ async def test_a_life_that_was_never_heard_counts_from_the_first_look() -> None:
 async def test_an_expiry_marker_is_no_sign_of_life_and_no_proof_of_death() -> None:
     clock = HandClock()
     async with rig(MemoryCluster(), "gate", clock=clock) as gate:
-        witness = Witness(gate.core.author, own_ttl_ns=ns(TTL_S), clock=clock)
+        witness = Witness(gate.core.author, own_ttl_ns=ns(TTL_S), clock=clock, sent_ns=lambda _: clock.now_ns())
         witness._note(Heartbeat("w9", "aaaa", 1, gone=False))
         witness._note(Heartbeat("w9", "aaaa", 2, gone=True))
         assert not witness._silent(session("w9", "aaaa"))
@@ -172,7 +196,9 @@ async def test_two_witnesses_end_a_silent_session_once_and_bury_what_was_lost_on
     async with rig(cluster, "g1") as one, rig(cluster, "g2") as two:
         async with rig(cluster, "w1") as worker:
             taken = await worker.puts.take(worker.incoming(b"x" * 100, key="k"), deadline=soon())
-        witnesses = [Witness(each.core.author, own_ttl_ns=ns(TTL_S), clock=each.core.clock) for each in (one, two)]
+        witnesses = [
+            Witness(each.core.author, own_ttl_ns=ns(TTL_S), clock=each.core.clock, sent_ns=never) for each in (one, two)
+        ]
         lost = one.core.state.sessions[WorkerId("w1")]
         before = cluster.log.last_seq
         await asyncio.gather(*(witness._end(lost) for witness in witnesses))
@@ -195,7 +221,7 @@ async def test_what_comes_back_before_its_burial_is_left_alone() -> None:
         async with rig(cluster, "w1") as worker:
             taken = await worker.puts.take(worker.incoming(b"x" * 100), deadline=soon())
         again = other.incoming(b"x" * 100)
-        witness = Witness(gate.core.author, own_ttl_ns=ns(TTL_S), clock=gate.core.clock)
+        witness = Witness(gate.core.author, own_ttl_ns=ns(TTL_S), clock=gate.core.clock, sent_ns=never)
         await witness._end(gate.core.state.sessions[WorkerId("w1")])
         assert (await other.puts.take(again, deadline=soon())).artifact == taken.artifact
         await gate.core.feed.reached(cluster.log.last_seq, deadline=soon())
@@ -211,7 +237,7 @@ async def test_a_session_that_is_replaced_is_not_ended_for_its_former_life() -> 
             former = gate.core.state.sessions[WorkerId("w1")]
             assert former.incarnation == worker.core.me.incarnation
         async with rig(cluster, "w1") as worker:
-            witness = Witness(gate.core.author, own_ttl_ns=ns(TTL_S), clock=gate.core.clock)
+            witness = Witness(gate.core.author, own_ttl_ns=ns(TTL_S), clock=gate.core.clock, sent_ns=never)
             await gate.core.feed.reached(cluster.log.last_seq, deadline=soon())
             await witness._end(former)
             assert gate.core.state.is_live(WorkerId("w1"), worker.core.me.incarnation)
