@@ -7,12 +7,45 @@ import sys
 
 import tensorbus as tb
 
-PUBLIC = """
-Artifact ArtifactInfo AsyncArtifact AsyncBus AsyncEvents AsyncPin AsyncSubscription Bus CancelledError ConflictError
-CorruptError DeadlineExceededError DeniedError ErrorKind EventRecord Events ExpiredError FencedError
-InvalidArgumentError KeyInfo Lease NotFoundError OutOfSpaceError Pin PlanFailedError Position Replica SeriesInfo
-Subscription TensorSpec TensorbusError UnavailableError WorkerInfo __version__ aconnect connect errors
-""".split()
+PUBLIC = [
+    "Artifact",
+    "ArtifactInfo",
+    "AsyncArtifact",
+    "AsyncBus",
+    "AsyncEvents",
+    "AsyncPin",
+    "AsyncSubscription",
+    "Bus",
+    "CancelledError",
+    "ConflictError",
+    "CorruptError",
+    "DeadlineExceededError",
+    "DeniedError",
+    "ErrorKind",
+    "EventRecord",
+    "Events",
+    "ExpiredError",
+    "FencedError",
+    "InvalidArgumentError",
+    "KeyInfo",
+    "Lease",
+    "NotFoundError",
+    "OutOfSpaceError",
+    "Pin",
+    "PlanFailedError",
+    "Position",
+    "Replica",
+    "SeriesInfo",
+    "Subscription",
+    "TensorSpec",
+    "TensorbusError",
+    "UnavailableError",
+    "WorkerInfo",
+    "__version__",
+    "aconnect",
+    "connect",
+    "errors",
+]
 
 
 def test_the_list_of_public_names() -> None:
