@@ -90,12 +90,18 @@ def open_files(path: str | os.PathLike[str]) -> list[Source]:
     return [sources[name] for name in sorted(sources)]
 
 
-def save_safetensors(path: str | os.PathLike[str], tensors: Sequence[tuple[TensorSpec, Buffer]]) -> Path:
+def save_safetensors(
+    path: str | os.PathLike[str],
+    tensors: Sequence[tuple[TensorSpec, Buffer]],
+    *,
+    progress: Callable[[int, int], None] | None = None,
+) -> Path:
     """Write an artifact's tensors to one safetensors file, in order of item size and name, whole or not at all.
 
     Args:
         path: A file that ends in ``.safetensors``, or a directory that gets a ``model.safetensors``; made if missing.
         tensors: Each tensor and a buffer of exactly its bytes.
+        progress: Called as ``progress(bytes_done, bytes_total)``.
 
     Returns:
         The file. It and its name are on disk.
@@ -113,7 +119,7 @@ def save_safetensors(path: str | os.PathLike[str], tensors: Sequence[tuple[Tenso
             where = where / FILE_NAME
         else:
             where.parent.mkdir(parents=True, exist_ok=True)
-        _write_whole(where, header, ordered)
+        _write_whole(where, header, ordered, progress or (lambda _done, _total: None))
     except OSError as exc:
         raise _translated(exc, where) from exc
     return where
@@ -271,15 +277,24 @@ def _header_of(specs: Sequence[TensorSpec]) -> bytes:
     return len(text).to_bytes(8, "little") + text
 
 
-def _write_whole(where: Path, header: bytes, tensors: Sequence[tuple[TensorSpec, Buffer]]) -> None:
+def _write_whole(
+    where: Path,
+    header: bytes,
+    tensors: Sequence[tuple[TensorSpec, Buffer]],
+    progress: Callable[[int, int], None],
+) -> None:
     """Under another name first, so that nobody sees a part of it, also after a crash."""
+    done, total = 0, sum(spec.nbytes for spec, _ in tensors)
     hidden = where.with_name(f".{where.name}.{os.getpid()}-{threading.get_native_id()}.part")
     try:
         with hidden.open("wb", buffering=0) as file:
             _write(file.fileno(), memoryview(header))
             for spec, buffer in tensors:
-                if spec.nbytes:
-                    _write(file.fileno(), np.frombuffer(buffer, np.uint8, spec.nbytes).data)
+                data = np.frombuffer(buffer, np.uint8, spec.nbytes).data if spec.nbytes else memoryview(b"")
+                for start in range(0, spec.nbytes, WRITE_BYTES):
+                    _write(file.fileno(), data[start : start + WRITE_BYTES])
+                    progress(done + min(start + WRITE_BYTES, spec.nbytes), total)
+                done += spec.nbytes
             os.fsync(file.fileno())
         hidden.replace(where)
     except BaseException:

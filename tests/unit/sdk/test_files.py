@@ -85,6 +85,15 @@ def test_saving_twice_replaces_and_gives_the_same_bytes(tmp_path: Path) -> None:
     assert save_safetensors(tmp_path, list(reversed(pairs(every_dtype())))).read_bytes() == first
 
 
+def test_writing_tells_how_far_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tensorbus.sdk._files.WRITE_BYTES", 100)
+    told: list[tuple[int, int]] = []
+    tensors = pairs({"a": torch.zeros(40), "b": torch.ones(10)})
+    path = save_safetensors(tmp_path, tensors, progress=lambda done, total: told.append((done, total)))
+    assert told == [(100, 200), (160, 200), (200, 200)]
+    assert torch.equal(load_file(path)["b"], torch.ones(10))
+
+
 def test_a_failed_save_leaves_nothing_and_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = save_safetensors(tmp_path, pairs({"a": torch.zeros(4)}))
     before = path.read_bytes()
