@@ -18,6 +18,7 @@ from tensorbus.testing._world import BUS, Node, World
 T = TypeVar("T")
 
 INBOX_ITEMS_MAX = 64
+ON_THE_WAY_MAX = 256
 ATTEMPT_S = 2.0
 """After this long without an answer a request is sent again, as the real bus does within the caller's deadline."""
 REQUEST_S = 30.0
@@ -158,15 +159,32 @@ class SimBus:
     ) -> Iterator[None]:
         """Move a feed's items to the node in order until the context is left, or the node crashes."""
 
-        async def move() -> None:
+        line: asyncio.Queue[tuple[float, T | TensorbusError]] = asyncio.Queue(ON_THE_WAY_MAX)
+
+        async def send() -> None:
+            arrives_s = 0.0
             try:
                 async with aclosing(source):
                     async for item in source:
                         for piece in split(item):
-                            await self._reaches_node()
-                            await inbox.put(piece)
+                            # What was sent first arrives first, but a slow one does not keep those behind it from
+                            # travelling meanwhile: a late feed stays as late as its slowest piece, and no later.
+                            arrives_s = max(arrives_s, self._world.loop.time() + self._delay_s())
+                            await line.put((arrives_s, piece))
             except TensorbusError as exc:
-                await inbox.put(exc)
+                await line.put((arrives_s, exc))
+
+        async def arrive() -> None:
+            while True:
+                arrives_s, piece = await line.get()
+                await asyncio.sleep(arrives_s - self._world.loop.time())
+                await self._node.connected.wait()
+                await inbox.put(piece)
+
+        async def move() -> None:
+            async with asyncio.TaskGroup() as group:
+                group.create_task(send(), name=f"feed/{self._node.name}/send")
+                group.create_task(arrive(), name=f"feed/{self._node.name}/arrive")
 
         stop = self._server.background(move(), name=f"feed/{self._node.name}")
         forget = self._node.on_crash(stop)
