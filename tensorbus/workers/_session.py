@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
+from collections import deque
 from collections.abc import Awaitable, Callable
 
 from tensorbus.clock import NS_PER_S, Clock, Deadline
@@ -15,6 +16,8 @@ from tensorbus.lifecycle import Directory, Touched, rules
 from tensorbus.workers._latency import LatencyWindow
 
 log = logging.getLogger("tensorbus.workers")
+
+BEATS_KEPT = 64
 
 
 class OwnSession:
@@ -33,6 +36,8 @@ class OwnSession:
         self._heartbeat_s = heartbeat_s
         self._beats = beats
         self._fenced: asyncio.Event = asyncio.Event()
+        self._opened = False
+        self._sent: deque[tuple[int, int]] = deque(maxlen=BEATS_KEPT)
         self.acked_ns = 0
 
     @property
@@ -51,13 +56,29 @@ class OwnSession:
             FencedError: If still another incarnation came in between.
         """
         await self._beat(deadline)
+        opening = self._opening
+        before = self._incarnation()
 
         def rule(state: Directory) -> Event | None:
-            held = state.sessions.get(self._opening.worker)
-            return None if held is not None and held.incarnation == self._opening.incarnation else self._opening
+            now = self._incarnation()
+            if now == opening.incarnation:
+                return None
+            if now != before:
+                # It started later than this process, which stood still meanwhile: the newer one stays.
+                text = f"worker {opening.worker} is fenced: incarnation {now} of it opened its session first"
+                raise FencedError(text, worker=opening.worker, incarnation=opening.incarnation)
+            return opening
 
         seq, _ = await self._author.decide(rule, deadline=deadline)
+        self._opened = True
+        if not self._holds():
+            self._fenced.set()
         return seq
+
+    def _incarnation(self) -> str | None:
+        """The newest incarnation of this worker that the own fold knows, alive or not."""
+        held = self._author.feed.live.state.sessions.get(self._opening.worker)
+        return None if held is None else held.incarnation
 
     async def close(self, *, deadline: Deadline) -> None:
         """Say that this worker leaves."""
@@ -88,13 +109,19 @@ class OwnSession:
         sent = self._clock.now_ns()
         opening = self._opening
         subject = self._author.feed.bus.subjects.live(opening.incarnation, opening.worker)
-        await self._author.feed.bus.beat(subject, ttl_s=math.ceil(opening.ttl_ns / NS_PER_S), deadline=deadline)
+        seq = await self._author.feed.bus.beat(subject, ttl_s=math.ceil(opening.ttl_ns / NS_PER_S), deadline=deadline)
         self.acked_ns = sent
+        self._sent.append((seq, sent))
         self._beats.note(self._clock.now_ns() - sent)
+
+    def sent_ns(self, seq: int) -> int | None:
+        """When the newest acknowledged heartbeat was sent that lies at or before a sequence of the live stream."""
+        return max((sent for at, sent in self._sent if at <= seq), default=None)
 
     def on_change(self, _position: int, touched: tuple[Touched, ...]) -> None:
         """Follower of the Directory: notices the end of the own session."""
-        if Touched("session", "", self._opening.worker) in touched and not self._holds():
+        # Before the opening counts, what ends under this id is a former life of it.
+        if self._opened and Touched("session", "", self._opening.worker) in touched and not self._holds():
             self._fenced.set()
 
     def _holds(self) -> bool:

@@ -2,13 +2,16 @@
 
 Silence alone is a hint: a paused bus silences everybody. The witness ends a session only when its own heartbeats came
 back to it without a break for a whole TTL, by its own CLOCK_BOOTTIME, and the other's did not come in that time. They
-come by the same stream and the same reading, so hearing itself proves that it would have heard the other.
+come by the same stream and the same reading, so hearing itself proves that it would have heard the other: all that was
+stored before its own heartbeat, so surely all that was stored before it sent that one. When it *heard* it proves less,
+since a reading that falls behind stretches what it hears.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from tensorbus.bus import Heartbeat
@@ -48,9 +51,16 @@ class Hearing:
             self.since_ns = now_ns
         self.until_ns = now_ns
 
-    def would_have_heard(self, *, other_ns: int, ttl_ns: int) -> bool:
-        """Whether the own proof spans more than a TTL after the other was heard last."""
-        return self.since_ns is not None and self.until_ns - max(other_ns, self.since_ns) > ttl_ns
+    def would_have_heard(self, *, other_ns: int, sent_ns: int | None, now_ns: int, ttl_ns: int) -> bool:
+        """Whether the own proof holds now and spans more than a TTL after the other was heard last.
+
+        Args:
+            other_ns: When the other was heard last.
+            sent_ns: When the newest own heartbeat that came back was sent, if that is known.
+        """
+        if self.since_ns is None or sent_ns is None or now_ns - self.until_ns > self.break_ns:
+            return False  # also: it stood still, and does not know yet what was said meanwhile
+        return sent_ns - max(other_ns, self.since_ns) > ttl_ns
 
 
 class Witness:
@@ -59,12 +69,15 @@ class Witness:
     Args:
         author: Whose voice ends sessions.
         own_ttl_ns: The TTL of the witness's own session; its heartbeats come at least every half of it.
+        sent_ns: When the newest acknowledged own heartbeat up to a sequence was sent: :meth:`OwnSession.sent_ns`.
     """
 
-    def __init__(self, author: Author, *, own_ttl_ns: int, clock: Clock) -> None:
+    def __init__(self, author: Author, *, own_ttl_ns: int, clock: Clock, sent_ns: Callable[[int], int | None]) -> None:
         self._author = author
         self._clock = clock
+        self._sent_ns = sent_ns
         self._hearing = Hearing(break_ns=own_ttl_ns // 2)
+        self._heard_itself = 0
         self._heard: dict[WorkerId, _Heard] = {}
         self._orphaned = asyncio.Event()
 
@@ -85,6 +98,7 @@ class Witness:
         now_ns = self._clock.now_ns()
         if beat.worker == self._author.worker and beat.incarnation == self._author.incarnation:
             self._hearing.heard_itself(now_ns)
+            self._heard_itself = beat.seq
         else:
             self._heard[WorkerId(beat.worker)] = _Heard(beat.incarnation, now_ns)
 
@@ -103,7 +117,12 @@ class Witness:
         if heard is None or heard.incarnation != session.incarnation:
             # Never heard of this life: count from now on.
             heard = self._heard[session.worker] = _Heard(session.incarnation, self._clock.now_ns())
-        return self._hearing.would_have_heard(other_ns=heard.at_ns, ttl_ns=session.ttl_ns)
+        return self._hearing.would_have_heard(
+            other_ns=heard.at_ns,
+            sent_ns=self._sent_ns(self._heard_itself),
+            now_ns=self._clock.now_ns(),
+            ttl_ns=session.ttl_ns,
+        )
 
     async def _end(self, session: Session) -> None:
         worker, incarnation = session.worker, Incarnation(session.incarnation)

@@ -183,7 +183,7 @@ class Worker:
             work.append(("leases", memory.leases.expire()))
         if "gateway" in self.roles:
             ttl_ns = int(self.settings.session_ttl_s * NS_PER_S)
-            witness = Witness(core.author, own_ttl_ns=ttl_ns, clock=self._clock)
+            witness = Witness(core.author, own_ttl_ns=ttl_ns, clock=self._clock, sent_ns=session.sent_ns)
             stack.enter_context(core.live.followed(witness.on_change))
             work += [("listen", witness.listen()), ("judge", witness.judge()), ("bury", witness.bury())]
         return work
