@@ -23,7 +23,7 @@ from tensorbus.sdk._place import Place
 from tensorbus.sdk._plain import Buffer
 from tensorbus.sdk._put import Progress
 from tensorbus.sdk._read import Contents, open_artifact, read_manifest
-from tensorbus.sdk._records import LOG_STREAM, ArtifactInfo, Position, Replica, position_of
+from tensorbus.sdk._records import LOG_STREAM, ArtifactInfo, Position, Replica, parse, position_of
 
 if TYPE_CHECKING:
     from tensorbus.model._views import Index, Transpose
@@ -359,7 +359,9 @@ class AsyncArtifact:
         return None if opened is None or contents is None or self._released else (opened, contents)
 
     async def _now(self, deadline: Deadline) -> ArtifactInfo:
-        info, _ = await self._bus._core.resolve(("id", self.base_id), at_least=None, deadline=deadline)
+        args = {"by": "id", "ref": self.base_id, "follow": False}
+        reply = await self._bus._core.ask("resolve", args, deadline=deadline)
+        info = parse(ArtifactInfo, reply.data.get("artifact"))
         if info.born != self._info.born:
             raise NotFoundError(f"artifact {self.base_id} has ended; another has its id now", artifact=self.base_id)
         return info

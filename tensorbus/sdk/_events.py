@@ -76,6 +76,11 @@ class AsyncEvents:
         if cursor is not None and cursor[1] == self._core.link.epoch:
             self._core.tidy("events_close", {"cursor": cursor[0]})
 
+    def __del__(self) -> None:
+        cursor, core = getattr(self, "_cursor", None), self._core
+        if cursor is not None and cursor[1] == core.link.epoch:
+            core.later(lambda: core.tidy("events_close", {"cursor": cursor[0]}))
+
     async def __aenter__(self) -> Self:
         return self
 

@@ -125,6 +125,8 @@ class Link:
         async with deadline.scope(), self._connecting:
             delay_s = _DELAY_S_MIN
             while self._connection is None or self._connection.closed:
+                if self._closed:
+                    raise InvalidArgumentError("the bus is closed")
                 try:
                     self._connection = await self._dial(deadline)
                 except (UnavailableError, FencedError) as exc:

@@ -32,6 +32,7 @@ T = TypeVar("T")
 _BATCH_BYTES: Final = 256 << 20
 _INLINE_BYTES: Final = 1 << 20  # less work than the way to a thread and back
 _INLINE_TENSORS: Final = 64
+_TABLE_INLINE_TENSORS: Final = 2000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -153,7 +154,7 @@ async def _put_once(
                 "digest": options.digest,
                 **options.args(),
             },
-            body=manifest.to_json().encode(),
+            body=await table_of(manifest),
             deadline=deadline,
             repeat=False,
             epoch=grant.epoch,
@@ -174,12 +175,19 @@ async def fill(what: Collected, grant: Grant, *, digests: bool, progress: Progre
     """
     memory = memoryview(grant.memory)
 
-    def work(stop: threading.Event) -> list[bytes | None]:
-        return _fill(what, memory, digests=digests, progress=progress, stop=stop)
+    def work(stop: threading.Event) -> Manifest:
+        taken = _fill(what, memory, digests=digests, progress=progress, stop=stop)
+        return what.spread(taken) if digests else what.manifest
 
     small = what.layout.nbytes <= _INLINE_BYTES and len(what.sources) <= _INLINE_TENSORS
-    taken = work(threading.Event()) if small else await in_thread(work)
-    return what.spread(taken) if digests else what.manifest
+    return work(threading.Event()) if small else await in_thread(work)
+
+
+async def table_of(manifest: Manifest) -> bytes:
+    """The manifest's JSON; a large one is written off the loop."""
+    if len(manifest) <= _TABLE_INLINE_TENSORS:
+        return manifest.to_json().encode()
+    return await asyncio.to_thread(lambda: manifest.to_json().encode())
 
 
 async def in_thread(work: Callable[[threading.Event], T]) -> T:

@@ -13,7 +13,7 @@ from tensorbus.sdk._core import Core, check_seconds
 from tensorbus.sdk._leases import LeaseHandle
 from tensorbus.sdk._maps import part_starts
 from tensorbus.sdk._owned import Grant
-from tensorbus.sdk._put import Collected, PutOptions, address_of, collected, fill
+from tensorbus.sdk._put import Collected, PutOptions, address_of, collected, fill, table_of
 from tensorbus.sdk._records import ArtifactInfo, parse, position_of
 from tensorbus.sdk._tensors import Source
 from tensorbus.transport import hash_bytes
@@ -85,7 +85,7 @@ async def _ask(
             "sealed": sealed,
             **options.args(),
         },
-        body=manifest.to_json().encode(),
+        body=await table_of(manifest),
         deadline=deadline,
         repeat=False,
         epoch=grants[0].epoch,
