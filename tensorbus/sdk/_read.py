@@ -11,8 +11,8 @@ from tensorbus.clock import Deadline
 from tensorbus.errors import InvalidArgumentError, NotFoundError
 from tensorbus.model import Manifest, TensorSpec, TensorView, ViewSpec
 from tensorbus.sdk._core import Core
-from tensorbus.sdk._maps import Opened, decode_tables, map_reply
-from tensorbus.sdk._records import ArtifactInfo, parse
+from tensorbus.sdk._maps import Opened, map_reply
+from tensorbus.sdk._records import ArtifactInfo
 from tensorbus.sdk._remote import open_remote
 from tensorbus.sdk._sources import collect
 from tensorbus.sdk._tensors import check_framework, fill_into
@@ -38,7 +38,6 @@ async def open_artifact(core: Core, info: ArtifactInfo, *, deadline: Deadline) -
             return core.reads.keep(life, await open_remote(core, info, deadline=deadline))
         reply = await core.ask("open", {"artifact": info.artifact}, deadline=deadline)
         try:
-            same_life(info, reply.data.get("artifact"))
             opened = await map_reply(reply)
         finally:
             reply.fds.close()
@@ -53,19 +52,6 @@ async def read_manifest(core: Core, info: ArtifactInfo, *, deadline: Deadline) -
     reply = await core.ask("manifest", {"artifact": info.artifact}, deadline=deadline)
     raw = bytes(reply.body)
     return await asyncio.to_thread(Manifest.from_json, raw) if len(raw) > 1 << 18 else Manifest.from_json(raw)
-
-
-def same_life(info: ArtifactInfo, answer: object) -> None:
-    """See that the answer is about the artifact that the handle stands for, not a later one under the same given id.
-
-    Raises:
-        NotFoundError: If not.
-    """
-    born = parse(ArtifactInfo, answer).born
-    if born != info.born:
-        raise NotFoundError(
-            f"artifact {info.artifact} has ended; another one has its id now", artifact=info.artifact, born=info.born
-        )
 
 
 def find_spec(manifest: Manifest, name: object) -> TensorSpec:
@@ -131,6 +117,3 @@ class Contents:
         room = memoryview(bytearray(spec.nbytes))
         source.write_into(room)
         return room
-
-
-__all__ = ["Contents", "decode_tables", "find_spec", "open_artifact", "read_manifest", "same_life"]

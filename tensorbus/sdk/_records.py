@@ -55,7 +55,7 @@ class ArtifactInfo:
 
     Attributes:
         digest: Its content id, or ``None`` until known.
-        born: Sequence of the fact that made it; tells two lives of one given id apart.
+        born: Sequence of the fact that made it.
         created_ns: Stream time of that fact, nanoseconds since the Unix epoch.
         reason: Why it ended, if it did.
         versions: Name and number of each version that it is.
