@@ -28,6 +28,7 @@ class Grant:
 
     Attributes:
         epoch: The connection that it was granted on; it ends with it.
+        warm: Whether it was mapped here before, so that its pages are there.
     """
 
     segment: int
@@ -35,6 +36,7 @@ class Grant:
     nbytes: int
     memory: PinnedMap
     epoch: int
+    warm: bool = False
 
 
 @dataclass(eq=False, slots=True)
@@ -84,7 +86,7 @@ class Owned:
             epoch = core.link.epoch
             memory = core.writes.take(segment, reply)
             if memory is not None:
-                return Grant(segment, generation, nbytes, memory, epoch)
+                return Grant(segment, generation, nbytes, memory, epoch, warm=reply.data.get("mapped") is True)
             core.tidy("abort", {"segment": segment, "generation": generation})
             fresh = True  # the worker offered what was unmapped here a moment ago
 

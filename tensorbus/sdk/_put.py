@@ -23,7 +23,7 @@ from tensorbus.sdk._owned import Grant
 from tensorbus.sdk._records import ArtifactInfo, parse, position_of
 from tensorbus.sdk._remote import put_remote
 from tensorbus.sdk._tensors import Source, collect, manifest_of
-from tensorbus.transport import copy_and_hash, hash_bytes
+from tensorbus.transport import copy_and_hash, hash_bytes, populate
 
 Digest: TypeAlias = Literal["now", "later"]
 Progress: TypeAlias = Callable[[int, int], None]
@@ -173,10 +173,9 @@ async def fill(what: Collected, grant: Grant, *, digests: bool, progress: Progre
 
     A cancelled caller waits for the piece that is being copied: the segment must be still when it is given up.
     """
-    memory = memoryview(grant.memory)
 
     def work(stop: threading.Event) -> Manifest:
-        taken = _fill(what, memory, digests=digests, progress=progress, stop=stop)
+        taken = _fill(what, grant, digests=digests, progress=progress, stop=stop)
         return what.spread(taken) if digests else what.manifest
 
     small = what.layout.nbytes <= _INLINE_BYTES and len(what.sources) <= _INLINE_TENSORS
@@ -203,13 +202,17 @@ async def in_thread(work: Callable[[threading.Event], T]) -> T:
 
 
 def _fill(
-    what: Collected, memory: memoryview, *, digests: bool, progress: Progress | None, stop: threading.Event
+    what: Collected, grant: Grant, *, digests: bool, progress: Progress | None, stop: threading.Event
 ) -> list[bytes | None]:
+    memory = memoryview(grant.memory)
     total, done = what.nbytes, 0
     taken: list[bytes | None] = []
     for batch in _batches(what.distinct()):
         if stop.is_set():
             raise InvalidArgumentError("the put was given up")  # seen by nobody: whoever gave it up has gone on
+        if not grant.warm:
+            first = batch[0][1]
+            populate(grant.memory, first, max(offset + source.nbytes for source, offset in batch) - first)
         taken += _fill_batch(batch, memory, digests=digests)
         done += sum(source.nbytes for source, _ in batch)
         if progress is not None:

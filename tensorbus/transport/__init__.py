@@ -10,7 +10,7 @@ from tensorbus.transport._connection import Connection, Push, Reply
 from tensorbus.transport._copy import copy_and_hash, default_threads, hash_bytes
 from tensorbus.transport._fds import Fds
 from tensorbus.transport._frames import Decoder, Frame, LocalProtocolError, RemoteProtocolError, encode
-from tensorbus.transport._maps import PinnedMap, map_private, map_shared
+from tensorbus.transport._maps import PinnedMap, map_private, map_shared, populate
 from tensorbus.transport._memory import MemoryChannel, memory_pair
 from tensorbus.transport._pool import PinWatch, Pool, PoolStats, Segment, SegmentState
 from tensorbus.transport._rendezvous import (
@@ -71,6 +71,7 @@ __all__ = [
     "map_shared",
     "memory_pair",
     "page_round",
+    "populate",
     "remove_card",
     "run_dir",
     "serve",

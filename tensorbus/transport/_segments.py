@@ -27,6 +27,19 @@ def page_round(nbytes: int) -> int:
     return max(PAGE_BYTES, -(-nbytes // PAGE_BYTES) * PAGE_BYTES)
 
 
+def populate_pages(address: int, nbytes: int) -> None:
+    """Have the pages of mapped memory backed now; ``address`` is that of a page.
+
+    Raises:
+        OutOfSpaceError: If the machine has no memory for it.
+    """
+    if _LIBC.madvise(address, nbytes, _MADV_POPULATE_WRITE) != 0:
+        code = ctypes.get_errno()
+        if code == errno.EINVAL:  # before Linux 5.14: pages come at their first touch
+            return
+        raise _translate(OSError(code, os.strerror(code)), nbytes)
+
+
 class Memory:
     """A memfd and this process's writable mapping of it."""
 
@@ -51,12 +64,7 @@ class Memory:
         Raises:
             OutOfSpaceError: If the machine has no memory for it.
         """
-        pages = np.frombuffer(self.map, dtype=np.uint8)
-        if _LIBC.madvise(pages.ctypes.data, self.nbytes, _MADV_POPULATE_WRITE) != 0:
-            code = ctypes.get_errno()
-            if code == errno.EINVAL:  # before Linux 5.14: pages come at their first touch
-                return
-            raise _translate(OSError(code, os.strerror(code)), self.nbytes)
+        populate_pages(np.frombuffer(self.map, dtype=np.uint8).ctypes.data, self.nbytes)
 
     def shrink(self, nbytes: int) -> None:
         """Give the end back to the machine and keep the warm beginning. Only before the size is fixed."""
