@@ -17,6 +17,7 @@ RANGES_MAX = 200_000
 VIEWS_MAX = 512
 
 _TIMEVAL = struct.Struct("@ll")
+_LINGER = struct.Struct("@ii")
 
 
 class LostError(UnavailableError):
@@ -84,9 +85,16 @@ class Wire:
             if count:
                 todo[0] = todo[0][count:]
 
-    def abort(self) -> None:
-        """Wake whoever waits on the connection and end it; the descriptor stays until :meth:`close`."""
+    def abort(self, *, at_once: bool = False) -> None:
+        """Wake whoever waits on the connection and end it; the descriptor stays until :meth:`close`.
+
+        Args:
+            at_once: Throw away what is under way and tell the peer so. Without it a peer that is sending may wait for
+                room that a closed reader never makes.
+        """
         try:
+            if at_once:
+                self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _LINGER.pack(1, 0))
             self._sock.shutdown(socket.SHUT_RDWR)
         except OSError:
             return  # it never was connected, or is not any more

@@ -170,7 +170,7 @@ class BulkClient:
     def close(self) -> None:
         """End the connection; a call that runs in another thread fails with UnavailableError. Safe to repeat."""
         self._closed = True
-        self._wire.abort()
+        self._wire.abort(at_once=True)
         with self._lock:
             self._wire.close()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator
@@ -10,8 +11,10 @@ from itertools import count
 from pathlib import Path
 
 import pytest
+from nats import connect
 
 from tensorbus.bus import EmbeddedServer
+from tensorbus.events import Subjects
 from tensorbus.testing._processes import Processes, WorkerProgram
 
 _numbers = count(1)
@@ -38,9 +41,19 @@ def nats_server() -> Iterator[EmbeddedServer]:
 
 
 @pytest.fixture
-def nats(nats_server: EmbeddedServer) -> Nats:
-    """The session's server and a subject prefix that only this test uses."""
-    return Nats(nats_server, f"t{next(_numbers)}")
+def nats(nats_server: EmbeddedServer) -> Iterator[Nats]:
+    """The session's server and a subject prefix that only this test uses. Its streams, for each of which the server
+    sets memory aside, go at the end."""
+    prefix = f"t{next(_numbers)}"
+    yield Nats(nats_server, prefix)
+    asyncio.run(_delete_streams(nats_server.url, prefix))
+
+
+async def _delete_streams(url: str, prefix: str) -> None:
+    client = await connect(url)
+    for stream in Subjects(prefix).streams:
+        await client.request(f"$JS.API.STREAM.DELETE.{stream}", b"", timeout=10)
+    await client.close()
 
 
 @pytest.fixture
