@@ -149,7 +149,7 @@ def _changed(state: Directory, record: Artifact, recorded: Recorded[Event], auth
 
 
 def _destroyed(state: Directory, record: Artifact, recorded: Recorded[Event], reason: DestroyReason) -> Verdict:
-    if reason in (DestroyReason.LOST, DestroyReason.LEASE_ENDED) and record.replicas:
+    if record.outlives(reason):
         return Verdict(False, "held")
     touched = [Touched("artifact", record.tenant, record.artifact)]
     for key in record.keys:

@@ -109,6 +109,18 @@ class Artifact:
     def live(self) -> bool:
         return self.destroyed is None
 
+    def outlives(self, reason: DestroyReason) -> bool:
+        """Whether it goes on all the same, because somebody holds it or, for a put that was given up, built on it."""
+        match reason:
+            case DestroyReason.LOST | DestroyReason.LEASE_ENDED:
+                return bool(self.replicas)
+            case DestroyReason.ABANDONED:
+                pinned = any(lease.purpose is LeasePurpose.PIN for lease in self.leases.values())
+                copied = any(held.worker != self.author for held in self.replicas.values())
+                return bool(self.keys or self.versions) or pinned or copied
+            case DestroyReason.ASKED:
+                return False
+
 
 @dataclass(slots=True)
 class Key:

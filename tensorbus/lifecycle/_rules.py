@@ -107,7 +107,7 @@ def unbind(state: Directory, *, tenant: str, key: str) -> KeyUnbound:
 
 
 def destroy(state: Directory, *, tenant: str, artifact: ArtifactId, reason: DestroyReason) -> ArtifactDestroyed | None:
-    """Decide on ending an artifact everywhere; ``None`` if it has ended already, or was lost and has a replica again.
+    """Decide on ending an artifact everywhere; ``None`` if it has ended already, or outlives that reason.
 
     Only the artifact of that very id: if a content id led on to another one, asking twice would end two artifacts.
 
@@ -117,7 +117,7 @@ def destroy(state: Directory, *, tenant: str, artifact: ArtifactId, reason: Dest
     record = state.artifacts.get((tenant, artifact))
     if record is None:
         raise missing_artifact(None, artifact)
-    if not record.live or (record.replicas and reason in (DestroyReason.LOST, DestroyReason.LEASE_ENDED)):
+    if not record.live or record.outlives(reason):
         return None
     return ArtifactDestroyed(
         tenant=tenant,

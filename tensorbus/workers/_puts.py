@@ -208,7 +208,9 @@ class Puts:
                 f"the same bytes are artifact {existing!r} already; a put of them joins it, a registration cannot",
                 artifact=existing,
             )
-        if self._store.get(tenant, existing) is not None:
+        here = self._store.get(tenant, existing)
+        if here is not None:
+            here.joined = True
             for part in incoming.parts:
                 part.release()
             return existing, position
@@ -266,12 +268,16 @@ class Puts:
         return max(position, bound)
 
     async def abandon(self, tenant: str, artifact: ArtifactId, *, principal: str) -> None:
-        """Destroy what a put made that did not come to its end."""
+        """Destroy what a put made that did not come to its end, unless somebody else has come to count on it."""
 
         def rule(state: Directory) -> Event | None:
+            here = self._store.get(tenant, artifact)
+            if here is not None and here.joined:
+                return None
             return rules.destroy(state, tenant=tenant, artifact=artifact, reason=DestroyReason.ABANDONED)
 
-        await self._core.author.decide(rule, deadline=known_outcome(), principal=principal)
+        async with self._one_at_a_time((tenant, artifact)):  # who puts the same bytes now waits, and does not join them
+            await self._core.author.decide(rule, deadline=known_outcome(), principal=principal)
 
     async def _birth_fact(
         self, incoming: Incoming, artifact: ArtifactId, digest: str | None, *, deadline: Deadline

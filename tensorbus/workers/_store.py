@@ -23,6 +23,7 @@ class Held:
         parts: The segments, laid end to end, each rounded up to whole pages; the layout's offsets run over them.
         lease: The caller's lease that it stands and falls with, or ``None`` if the worker owns the bytes.
         life: The sequence at which the artifact's life began whose bytes these are; an id may come back after its end.
+        joined: Whether another put of the same bytes was answered with these: they are no longer the first one's alone.
     """
 
     tenant: str
@@ -33,6 +34,7 @@ class Held:
     lease: LeaseId | None = None
     tier: Tier = Tier.DRAM
     life: int = 0
+    joined: bool = False
     _json: tuple[Manifest, bytes] | None = None
 
     async def manifest_json(self) -> bytes:

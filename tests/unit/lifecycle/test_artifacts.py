@@ -142,6 +142,18 @@ def test_lost_is_not_lost_while_a_replica_is_held(log: h.Log) -> None:
     assert log.append(h.destroyed(reason=DestroyReason.ASKED)).kept
 
 
+def test_a_put_that_is_given_up_leaves_what_others_built_on_it(log: h.Log) -> None:
+    given_up = h.destroyed(reason=DestroyReason.ABANDONED)
+    log.append(h.put())
+    log.append(h.bound("k", h.X))
+    assert why(log, given_up) == "held"
+    log.append(h.unbound("k", h.X))
+    log.append(h.published(1, h.X))
+    assert rules.destroy(log.state, tenant=h.T, artifact=h.X, reason=DestroyReason.ABANDONED) is None
+    log.append(h.put(h.Y, h.D2))
+    assert log.append(h.destroyed(h.Y, DestroyReason.ABANDONED)).kept
+
+
 def test_the_end_of_a_callers_lease_drops_the_callers_replica_only(log: h.Log) -> None:
     log.append(h.registered())
     log.say(h.added, h.W2)

@@ -91,7 +91,6 @@ def test_a_key_is_found_before_a_given_id_and_by_says_which(log: h.Log) -> None:
         (DestroyReason.ASKED, "its artifact was destroyed"),
         (DestroyReason.LOST, "its artifact was lost with the last worker that held it"),
         (DestroyReason.LEASE_ENDED, "its artifact ended with its caller's lease"),
-        (DestroyReason.ABANDONED, "its put was abandoned"),
     ],
 )
 def test_not_found_says_what_became_of_a_key(log: h.Log, reason: DestroyReason, fate: str) -> None:
