@@ -55,7 +55,10 @@ class Leases:
     def began(
         self, lease: LeaseId, *, tenant: str, artifact: ArtifactId, purpose: LeasePurpose, ttl_s: float | None
     ) -> None:
-        """Count a lease from now on."""
+        """Count a lease from now on, unless it ended with its artifact as soon as it was granted."""
+        record = self._core.state.artifacts.get((tenant, artifact))
+        if record is None or lease not in record.leases:
+            return
         ttl_ns = None if ttl_s is None else int(ttl_s * NS_PER_S)
         ends_ns = None if ttl_ns is None else self._core.clock.now_ns() + ttl_ns
         self._granted[lease] = _Granted(lease, tenant, artifact, purpose, ttl_ns, ends_ns)
