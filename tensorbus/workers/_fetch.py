@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from tensorbus.clock import Deadline
 from tensorbus.errors import (
+    ConflictError,
     CorruptError,
     DeadlineExceededError,
     FencedError,
@@ -85,7 +86,12 @@ class Fetches:
                 log.warning("fetch failed: artifact=%s source=%s reason=%s", record.artifact, source.worker, error)
                 failures.append(error)
                 continue
-            held, _ = await self._puts.add_replica(held, deadline=known_outcome())
+            try:
+                held, _ = await self._puts.add_replica(held, deadline=known_outcome())
+            except ConflictError:
+                # It ended while it came. What lives under its id now, if anything does, is another life of it.
+                now = rules.live_artifact(self._core.state, tenant=held.tenant, artifact=held.artifact)
+                return await self._fetch(now)
             return held, How("tcp", f"from worker {source.worker} on host {source.host}")
         raise self._no_source(record, failures)
 
