@@ -214,7 +214,7 @@ class Pool:
             need = page_round(nbytes)
             arena = self._reusable(need, tenant=tenant, writer=writer, fresh=fresh)
             if arena is None:
-                self._make_room(need)
+                self._make_room(need, tenant)
                 arena = self._new_arena(need)
             elif arena.nbytes > need + need // _WASTE_SHARE + PAGE_BYTES:
                 self._used_bytes -= arena.nbytes - need
@@ -260,13 +260,13 @@ class Pool:
         # What was used before goes first: the reserve is for those who have nothing.
         return min(found, key=lambda arena: (arena.tenant is None, arena.nbytes), default=None)
 
-    def _make_room(self, need: int) -> None:
+    def _make_room(self, need: int, tenant: str) -> None:
         free = [arena for arena in self._arenas.values() if arena.user is None and not arena.retired]
         lacking = self._used_bytes + need - self.budget_bytes
         if lacking > sum(arena.nbytes for arena in free if not arena.writer_pins):
             if lacking <= sum(arena.nbytes for arena in free) + self._retiring_bytes():
                 self._retire([arena for arena in free if arena.writer_pins], lacking)
-            raise self._out_of_space(need)
+            raise self._out_of_space(need, tenant)
         for arena in free:
             if lacking <= 0:
                 return
@@ -414,11 +414,11 @@ class Pool:
     def _retiring_bytes(self) -> int:
         return sum(arena.nbytes for arena in self._arenas.values() if arena.retired and arena.user is None)
 
-    def _out_of_space(self, need: int) -> OutOfSpaceError:
+    def _out_of_space(self, need: int, tenant: str) -> OutOfSpaceError:
         users = sorted(
             (arena for arena in self._arenas.values() if arena.user is not None), key=lambda a: a.nbytes, reverse=True
         )
-        holders = [_holder(arena) for arena in users[:_HOLDERS_SHOWN]]
+        holders = [_holder(arena, tenant) for arena in users[:_HOLDERS_SHOWN]]
         busy = sum(arena.nbytes for arena in users)
         retiring = self._retiring_bytes()
         return OutOfSpaceError(
@@ -451,13 +451,15 @@ class Pool:
             self._notes.append(lambda: callback(*args))
 
 
-def _holder(arena: _Arena) -> dict[str, object]:
+def _holder(arena: _Arena, tenant: str) -> dict[str, object]:
     user = arena.user
     assert user is not None
+    # One tenant's ids are no business of another's.
+    owner = user.label or user.writer or "unnamed" if user.tenant == tenant else "another tenant"
     return {
         "segment": arena.id,
         "nbytes": arena.nbytes,
-        "owner": user.label or user.writer or "unnamed",
+        "owner": owner,
         "pins": len(arena.reader_pins) + arena.leases,
         "state": str(user.state),
     }
