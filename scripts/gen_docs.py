@@ -134,8 +134,7 @@ def settings_page() -> str:
         f"# Settings\n\n{MADE.format(source='`tensorbus/config.py`')}\n"
         "A flag wins over the environment, that over the file, that over the default; `tensorbus config` shows the\n"
         "values in force and where each came from. The file is TOML: `$TENSORBUS_CONFIG`, or `config.toml` in the\n"
-        "home.\n\n"
-        + table(("name", "environment", "default", "meaning"), rows)
+        "home.\n\n" + table(("name", "environment", "default", "meaning"), rows)
     )
 
 
