@@ -17,6 +17,7 @@ from tensorbus.transport._fds import close_quietly
 from tensorbus.transport._segments import PAGE_BYTES, Memory, new_pin, page_round
 
 _WASTE_SHARE = 8  # a reused segment may be larger than asked by one part in eight
+_WARM_BYTES_MIN = 1 << 20  # a smaller one is made anew as quickly as found again, and would keep a descriptor
 _HOLDERS_SHOWN = 10
 _EVENTS_MAX = 256
 
@@ -351,7 +352,8 @@ class Pool:
             user.state = SegmentState.FREED
             arena.user = None
             self._note(self._on_freed, user)
-        if arena.user is None and not arena.writer_pins and arena.retired and arena.id in self._arenas:
+        spent = arena.retired or arena.nbytes < _WARM_BYTES_MIN
+        if arena.user is None and not arena.writer_pins and spent and arena.id in self._arenas:
             self._drop(arena)
 
     # -- pins ---------------------------------------------------------------------------------------------------------
