@@ -1,7 +1,117 @@
-"""The fixtures of the integration tests, for tests that kill, stop and cut off."""
+"""A bus, workers and callers as real processes, to be killed, stopped and cut off."""
 
 from __future__ import annotations
 
-from tests.integration.conftest import Nats, nats, nats_server, processes, start_worker
+import asyncio
+import json
+import os
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
 
-__all__ = ["Nats", "nats", "nats_server", "processes", "start_worker"]
+import pytest
+
+from tensorbus.bus import EmbeddedServer
+from tensorbus.clock import Deadline
+from tensorbus.errors import NotFoundError
+from tensorbus.testing._processes import Processes, Program, WorkerProgram, wait_until
+from tests.integration.workers.raw import Raw
+
+FENCED_EXIT = 4
+TTL_S = 2.0
+
+
+class Field:
+    """One home with a NATS server of its own, so that a test may hurt that too.
+
+    Attributes:
+        server: The bus.
+        processes: Owner of all that is started.
+    """
+
+    def __init__(self, home: Path, server: EmbeddedServer) -> None:
+        self.home = home
+        self.server = server
+        self.processes = Processes(home / "test-logs", nats_url=server.url)
+        self._homes = 0
+
+    def worker(self, roles: str = "basic", **options: object) -> WorkerProgram:
+        """A worker; ``apart=True`` gives it a home of its own, since two of one id cannot share one."""
+        home = self.home
+        if options.pop("apart", False):
+            self._homes += 1
+            home = self.home / f"h{self._homes}"
+        return self.processes.worker(roles, home=home, **options)  # type: ignore[arg-type]  # passed on
+
+    def actor(
+        self, verb: str, worker: WorkerProgram, *, env: Mapping[str, str] | None = None, **given: object
+    ) -> Program:
+        """A caller in a process of its own."""
+        words = json.dumps({"socket": str(worker.socket), **given})
+        command = [sys.executable, "-m", "tests.integration.workers.actor", verb, words]
+        return self.processes.run(command, name=f"actor-{verb}", env=env)
+
+    def pause_bus(self) -> None:
+        assert self.server.pid is not None
+        os.kill(self.server.pid, 19)
+
+    def resume_bus(self) -> None:
+        assert self.server.pid is not None
+        os.kill(self.server.pid, 18)
+
+    def kill_bus(self) -> None:
+        assert self.server.pid is not None
+        os.kill(self.server.pid, 9)
+        wait_until(lambda: self.server.pid is None, what="the end of the bus")
+
+
+@pytest.fixture
+def field(home: Path) -> Iterator[Field]:
+    with EmbeddedServer(home / "nats") as server:
+        found = Field(home, server)
+        try:
+            yield found
+        finally:
+            if server.pid is not None:
+                found.resume_bus()
+            found.processes.close()
+
+
+def said(program: Program, event: str) -> dict[str, Any]:
+    """The first line of an actor that tells of an event; waits for it."""
+    mark = f'"event": "{event}"'
+    program.until(mark, timeout_s=60)
+    return next(json.loads(line) for line in program.text.splitlines() if mark in line)
+
+
+def fds(program: Program) -> int:
+    return len(os.listdir(f"/proc/{program.pid}/fd"))
+
+
+async def eventually(raw: Raw, what: str, *path: str, equals: object, timeout_s: float = 30.0) -> None:
+    """Wait until a figure of ``stats`` is as given."""
+    async with Deadline(timeout_s, what=what).scope():
+        while True:
+            found: Any = await raw.stats()
+            for name in path:
+                found = found[name]
+            if found == equals:
+                return
+            await asyncio.sleep(0.02)
+
+
+async def gone(raw: Raw, ref: str, *, timeout_s: float = 30.0) -> NotFoundError:
+    """Wait until nothing has that name, and give the error that says so."""
+    async with Deadline(timeout_s, what=f"the end of {ref}").scope():
+        while True:
+            try:
+                await raw.resolve(ref)
+            except NotFoundError as error:
+                return error
+            await asyncio.sleep(0.02)
+
+
+async def bodies(raw: Raw, kind: str) -> list[dict[str, Any]]:
+    """What the facts of one type say, in the log's order."""
+    return [event["body"] for event in await raw.events() if event["type"] == kind]
