@@ -46,7 +46,7 @@ def map_private(fd: int, nbytes: int, pin_fd: int) -> PinnedMap:
         pin_fd: Kept open until the mapping is gone; closed on failure.
 
     Raises:
-        UnavailableError: If the kernel refuses the mapping.
+        UnavailableError: If the kernel refuses the mapping; DeniedError: If the segment is sealed against it.
     """
     return _map(fd, nbytes, pin_fd, flags=mmap.MAP_PRIVATE)
 

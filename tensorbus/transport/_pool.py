@@ -124,8 +124,7 @@ class Segment:
         """The bytes, read-only, for a copy within this process; not used again before the end of the body."""
         self._pool._begin_lease(self)
         try:
-            with memoryview(self._arena.memory.map) as whole, whole[: self.nbytes].toreadonly() as view:
-                yield view
+            yield memoryview(self._arena.memory.map)[: self.nbytes].toreadonly()
         finally:
             self._pool._end_lease(self)
 
@@ -264,9 +263,10 @@ class Pool:
     def _make_room(self, need: int, tenant: str) -> None:
         free = [arena for arena in self._arenas.values() if arena.user is None and not arena.retired]
         lacking = self._used_bytes + need - self.budget_bytes
-        if lacking > sum(arena.nbytes for arena in free if not arena.writer_pins):
+        droppable = sum(arena.nbytes for arena in free if not arena.writer_pins)
+        if lacking > droppable:
             if lacking <= sum(arena.nbytes for arena in free) + self._retiring_bytes():
-                self._retire([arena for arena in free if arena.writer_pins], lacking)
+                self._retire([arena for arena in free if arena.writer_pins], lacking - droppable)
             raise self._out_of_space(need, tenant)
         for arena in free:
             if lacking <= 0:
@@ -438,15 +438,17 @@ class Pool:
     def _changing(self) -> Iterator[None]:
         """Hold the lock; call back only after it is given up, since a callback may come back to the pool."""
         notes: list[Callable[[], None]] = []
-        with self._lock:
-            if self._closed:
-                raise UnavailableError("the pool is closed")
-            try:
-                yield
-            finally:
-                notes, self._notes = self._notes, []
-        for note in notes:
-            note()
+        try:
+            with self._lock:
+                if self._closed:
+                    raise UnavailableError("the pool is closed")
+                try:
+                    yield
+                finally:
+                    notes, self._notes = self._notes, []
+        finally:  # a refused allocation has asked writers to let go, and they must hear of it
+            for note in notes:
+                note()
 
     def _note(self, callback: Callable[..., None] | None, *args: object) -> None:
         if callback is not None:
