@@ -21,6 +21,7 @@ class Sizes:
         pressure_rounds: Artifacts that each of them puts and reads.
         restarts: How often a bus or worker is started anew.
         tensors_max: Tensors of the largest artifact.
+        timeout_s: The most that one of these tests takes.
         sim_seeds: Seeds of each simulated scenario.
     """
 
@@ -33,6 +34,7 @@ class Sizes:
     pressure_rounds: int
     restarts: int
     tensors_max: int
+    timeout_s: int
     sim_seeds: int
 
 
@@ -40,12 +42,13 @@ QUICK: Final = Sizes(
     crash_rounds=4,
     crash_artifacts=50,
     racers=8,
-    race_rounds=3,
+    race_rounds=6,
     pause_s=3.0,
     pressure_processes=4,
     pressure_rounds=25,
     restarts=2,
     tensors_max=100_000,
+    timeout_s=180,
     sim_seeds=24,
 )
 SOAK: Final = Sizes(
@@ -58,6 +61,7 @@ SOAK: Final = Sizes(
     pressure_rounds=400,
     restarts=10,
     tensors_max=100_000,
+    timeout_s=3600,
     sim_seeds=2_000,
 )
 SIZES: Final = SOAK if os.environ.get("TB_TEST_SIZE") == "soak" else QUICK

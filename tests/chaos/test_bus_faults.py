@@ -12,7 +12,7 @@ from tests.integration.workers.actor import data_of
 from tests.integration.workers.raw import Raw
 from tests.sizes import SIZES
 
-pytestmark = [pytest.mark.chaos, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.chaos, pytest.mark.timeout(SIZES.timeout_s)]
 
 
 async def nobody_ended(raw: Raw, workers: list[str]) -> None:

@@ -12,7 +12,7 @@ from tests.integration.workers.actor import data_of
 from tests.integration.workers.raw import Raw, until
 from tests.sizes import SIZES
 
-pytestmark = [pytest.mark.chaos, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.chaos, pytest.mark.timeout(SIZES.timeout_s)]
 COUNT = SIZES.crash_artifacts
 
 

@@ -13,7 +13,7 @@ from tests.integration.workers.actor import data_of
 from tests.integration.workers.raw import Raw, until
 from tests.sizes import SIZES
 
-pytestmark = [pytest.mark.chaos, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.chaos, pytest.mark.timeout(SIZES.timeout_s)]
 
 
 async def test_a_worker_that_stood_still_past_its_ttl_is_fenced_says_so_and_ends(field: Field) -> None:

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import random
+import signal
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -29,18 +32,19 @@ async def register(raw: Raw, *, seed: str, count: int, nbytes: int) -> None:
     await asyncio.Event().wait()
 
 
-async def put(raw: Raw, *, seed: str, nbytes: int, id: str, digest: bool, go: str) -> None:
-    """Wait for a file, then put under an id."""
-    data = {"w": data_of(seed, nbytes)}
-    say(event="ready")
-    while not Path(go).exists():
-        await asyncio.sleep(0.001)
-    try:
-        taken = await raw.put(data, id=id, digest=digest)
-    except ConflictError as error:
-        say(event="end", outcome="conflict", why=str(error))
-    else:
-        say(event="end", outcome="existed" if taken["existed"] else "won")
+async def put(raw: Raw, *, seed: str, nbytes: int, id: str, digest: bool, go: str, rounds: int) -> None:
+    """For each round wait for a file, then put under an id."""
+    for n in range(rounds):
+        data = {"w": data_of(seed.format(n), nbytes)}
+        say(event=f"ready {n}")
+        while not Path(go.format(n)).exists():
+            await asyncio.sleep(0.001)
+        try:
+            taken = await raw.put(data, id=id.format(n), digest=digest)
+        except ConflictError as error:
+            say(event=f"end {n}", outcome="conflict", why=str(error))
+        else:
+            say(event=f"end {n}", outcome="existed" if taken["existed"] else "won")
 
 
 async def hold(raw: Raw, *, ref: str, lease_s: float | None = None) -> None:
@@ -52,6 +56,18 @@ async def hold(raw: Raw, *, ref: str, lease_s: float | None = None) -> None:
         lease = (await raw.call("pin", artifact=record["artifact"], ttl_s=lease_s))["lease"]
     say(event="holding", right=opened.right(), lease=lease)
     await asyncio.Event().wait()
+
+
+async def fork(raw: Raw, *, ref: str, go: str, out: str) -> None:
+    """Map an artifact, fork, and be killed; the child waits for a file and then says what it reads."""
+    opened = await raw.open((await raw.resolve(ref))["artifact"])
+    if os.fork() == 0:
+        while not Path(go).exists():
+            time.sleep(0.01)
+        Path(out).write_text("right" if opened.right() else "wrong", encoding="ascii")
+        os._exit(0)
+    say(event="forked")
+    os.kill(os.getpid(), signal.SIGKILL)
 
 
 async def pressure(raw: Raw, *, seed: str, rounds: int, nbytes_max: int) -> None:
@@ -94,10 +110,13 @@ async def pressure(raw: Raw, *, seed: str, rounds: int, nbytes_max: int) -> None
     say(event="end", **counts)
 
 
+VERBS = {"register": register, "put": put, "hold": hold, "fork": fork, "pressure": pressure}
+
+
 async def main() -> None:
     verb, given = sys.argv[1], json.loads(sys.argv[2])
     async with await Raw.unix(Path(given.pop("socket"))) as raw:
-        await {"register": register, "put": put, "hold": hold, "pressure": pressure}[verb](raw, **given)
+        await VERBS[verb](raw, **given)
 
 
 if __name__ == "__main__":
