@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from tensorbus.clock import NS_PER_S, Deadline
 from tensorbus.errors import (
@@ -71,6 +71,14 @@ class Taken:
     existed: bool
 
 
+@dataclass(eq=False, slots=True)
+class _Turn:
+    """The lock of one id, for as long as somebody has it or waits for it."""
+
+    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+    users: int = 0
+
+
 class Puts:
     """Carries incoming bytes through their facts. Each runs to its end, whatever becomes of the caller."""
 
@@ -78,7 +86,7 @@ class Puts:
         self._core = core
         self._store = store
         self._digesting = asyncio.Semaphore(1)
-        self._births: dict[Where, asyncio.Lock] = {}
+        self._births: dict[Where, _Turn] = {}
 
     async def take(self, incoming: Incoming, *, deadline: Deadline) -> Taken:
         """Make the bytes an artifact and bind its key.
@@ -190,13 +198,15 @@ class Puts:
     @asynccontextmanager
     async def _one_at_a_time(self, where: Where) -> AsyncIterator[None]:
         """Two puts of one id through this worker must not both hold its place in the store."""
-        lock = self._births.setdefault(where, asyncio.Lock())
+        turn = self._births.setdefault(where, _Turn())
+        turn.users += 1
         try:
-            async with lock:
+            async with turn.lock:
                 yield
         finally:
-            if not lock.locked():
-                self._births.pop(where, None)
+            turn.users -= 1
+            if not turn.users:  # an open lock tells less: the next one may be about to take it
+                del self._births[where]
 
     async def _join(
         self, incoming: Incoming, existing: ArtifactId, position: int, *, deadline: Deadline
