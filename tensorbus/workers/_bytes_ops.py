@@ -14,7 +14,7 @@ from tensorbus.workers import _requests as ask
 from tensorbus.workers._callers import Caller
 from tensorbus.workers._core import Core, off_loop
 from tensorbus.workers._directory_ops import Op
-from tensorbus.workers._fetch import Fetches
+from tensorbus.workers._fetch import Fetches, How
 from tensorbus.workers._info import artifact_info
 from tensorbus.workers._leases import Leases
 from tensorbus.workers._puts import Incoming, Lease, Puts, Taken, known_outcome
@@ -224,7 +224,7 @@ class BytesOps:
         self._need_descriptors(caller)
         await self._core.reached(asked.at_least, request.deadline)
         record = self._resolve(caller, asked.artifact)
-        held, how = await self._fetches.ensure(caller.tenant, record.artifact, deadline=request.deadline)
+        held, how, body = await self._at_hand(record, request)
         parts = [{"segment": part.id, "generation": part.generation, "nbytes": part.nbytes} for part in held.parts]
         data: dict[str, object] = {
             "artifact": artifact_info(self._core.state, self._resolve(caller, record.artifact)),
@@ -234,7 +234,6 @@ class BytesOps:
             "why": how.why,
             "position": self._core.live.position,
         }
-        body = await held.manifest_json()
         fds: list[int] = []
         try:
             for part in held.parts:
@@ -243,6 +242,15 @@ class BytesOps:
         except BaseException:
             Fds(fds).close()
             raise
+
+    async def _at_hand(self, record: Artifact, request: Request) -> tuple[Held, How, bytes]:
+        """The artifact's bytes here and its manifest, such that they are still here when this returns."""
+        while True:
+            held, how = await self._fetches.ensure(record.tenant, record.artifact, deadline=request.deadline)
+            body = await held.manifest_json()
+            if self._store.get(*held.where) is held:
+                return held, how, body
+            # It ended while it came. If its id lives again, that is another life, with bytes of its own.
 
     def _resolve(self, caller: Caller, ref: str) -> Artifact:
         return rules.resolve(self._core.state, tenant=caller.tenant, ref=ref, by="id")
