@@ -114,7 +114,7 @@ class DirectoryOps:
             return rules.bind(state, tenant=caller.tenant, key=asked.key, artifact=artifact, rebind=asked.rebind)
 
         await self._decide(rule, caller, request)
-        return self._answer(rules.live_artifact(self._core.state, tenant=caller.tenant, artifact=artifact))
+        return self._answer(self._known(caller, artifact))
 
     async def unbind(self, caller: Caller, request: Request) -> Reply:
         asked = ask.parse(ask.Unbind, request.args, op="unbind")
@@ -143,8 +143,7 @@ class DirectoryOps:
             caller,
             request,
         )
-        record = rules.live_artifact(self._core.state, tenant=caller.tenant, artifact=artifact)
-        info = artifact_info(self._core.state, record)
+        info = artifact_info(self._core.state, self._known(caller, artifact))
         return Reply({"version": getattr(fact, "version", None), "artifact": info, "position": position})
 
     async def version(self, caller: Caller, request: Request) -> Reply:
@@ -240,6 +239,12 @@ class DirectoryOps:
         self, rule: Callable[[Directory], Event | None], caller: Caller, request: Request
     ) -> tuple[int, Event | None]:
         return await self._core.author.decide(rule, deadline=request.deadline, principal=caller.id)
+
+    def _known(self, caller: Caller, artifact: ArtifactId) -> Artifact:
+        """What was just named, also if it has ended since: its naming is a fact, and an error would deny it."""
+        record = self._core.state.artifact(caller.tenant, artifact)
+        assert record is not None, "only what exists is named"
+        return record
 
     def _live(self, caller: Caller, request: Request, *, op: str) -> Artifact:
         asked = ask.parse(ask.OneArtifact, request.args, op=op)
