@@ -18,7 +18,7 @@ from tensorbus.workers._fetch import Fetches, How
 from tensorbus.workers._info import artifact_info
 from tensorbus.workers._leases import Leases
 from tensorbus.workers._puts import Incoming, Lease, Puts, Taken, known_outcome
-from tensorbus.workers._store import Store
+from tensorbus.workers._store import Held, Store
 
 TENSOR_JSON_BYTES = 100
 """About what a tensor takes in a manifest's JSON."""
