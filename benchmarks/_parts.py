@@ -22,8 +22,16 @@ from tensorbus.ids import ArtifactId, SystemIds, WorkerId, new_event_id, new_inc
 FRESH_S = 0.1
 """How long ago at most a key was bound that a reader asks for by position."""
 
-News = tuple[str, str, int, float]
-"""A key, the artifact that it was bound to, the position, and the moment at which the binder heard of it."""
+News = tuple[str, int, float]
+"""A key that was bound, the position, and the moment at which the binder heard of it."""
+
+Bind = tuple[str, int, str]
+"""A key, the position at which it was bound, and the artifact."""
+
+Answer = tuple[str, int, int, str]
+"""A key, the position that was asked for at least, that of the answer, and the artifact."""
+
+PRELOADED = (tb.connect, tb.aconnect)  # imported before the processes are forked, not in each of them
 
 
 def beside(number: int, host_ids: int) -> str:
@@ -195,14 +203,14 @@ class Reading:
         took: Seconds of each resolve, from the call to its answer.
         late: The same from the moment at which it was due.
         fresh_took: Those of ``took`` that were for a key bound a moment before.
-        stale: Answers older than the position that was asked for, or of another artifact.
+        answers: Those for keys bound a moment before, to be checked against the binds.
         old: Keys that this process heard of more than 100 ms after they were bound.
     """
 
     took: list[float] = field(default_factory=list)
     late: list[float] = field(default_factory=list)
     fresh_took: list[float] = field(default_factory=list)
-    stale: int = 0
+    answers: list[Answer] = field(default_factory=list)
     old: int = 0
     failed: int = 0
 
@@ -240,12 +248,12 @@ class Reader:
 
     async def _fresh(self) -> None:
         while True:
-            key, artifact, position, bound_at = await self._told.get()
+            key, position, bound_at = await self._told.get()
             self.seen.old += time.perf_counter() - bound_at > FRESH_S
             answer = await self._resolve(key, bound_at, position)
             self.seen.fresh_took.append(self.seen.took[-1])
             if answer is not None:
-                self.seen.stale += answer.id != artifact or answer.position["TB"] < position
+                self.seen.answers.append((key, position, answer.position["TB"], answer.id))
 
     async def _resolve(self, key: str, due: float, position: int | None) -> tb.AsyncArtifact | None:
         before = time.perf_counter()
@@ -277,26 +285,31 @@ def read_keys(cue: Connection, *, home: str, host_id: str, keys: Sequence[str], 
 def bind_keys(
     cue: Connection, *, home: str, host_id: str, keys: Sequence[Sequence[str]], news: Sequence[Connection], rate: float
 ) -> None:
-    """Bind keys for each reader in turn and tell it; says the seconds of each bind."""
+    """Bind keys for each reader in turn and tell it; says the seconds of each bind, and the binds."""
 
     async def main() -> None:
         async with tb.aconnect(home=home, host_id=host_id) as bus:
             pairs = {key: await _two_artifacts(bus, key) for one in keys for key in one}
             start, seconds = await cue_of(cue)
-            took = []
-            for n in range(int(seconds * rate)):
-                turn, reader = divmod(n, len(keys))
-                key = keys[reader][turn % len(keys[reader])]
-                artifact = pairs[key][(turn // len(keys[reader])) % 2]
-                await sleep_until(start + n / rate)
+            took: list[float] = []
+            binds: list[Bind] = []
+
+            async def bind(reader: int, key: str, artifact: str) -> None:
                 before = time.perf_counter()
-                if before > start + seconds:
-                    break  # too slow for what was to be offered: the rate says so
                 bound = await bus.bind(key, artifact, rebind=True)
                 now = time.perf_counter()
-                news[reader].send((key, artifact, bound.position["TB"], now))
+                news[reader].send((key, bound.position["TB"], now))
                 took.append(now - before)
-            cue.send(took)
+                binds.append((key, bound.position["TB"], artifact))
+
+            async with asyncio.TaskGroup() as group:  # a slow bind keeps none waiting that is due
+                for n in range(int(seconds * rate)):
+                    turn, reader = divmod(n, len(keys))
+                    key = keys[reader][turn % len(keys[reader])]
+                    artifact = pairs[key][(turn // len(keys[reader])) % 2]
+                    await sleep_until(start + n / rate)
+                    group.create_task(bind(reader, key, artifact))
+            cue.send((took, binds))
 
     asyncio.run(main())
 

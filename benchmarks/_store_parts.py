@@ -17,6 +17,7 @@ import tensorbus as tb
 from benchmarks.peers._common import Bytes, touch, warm
 
 TENSOR = "x"
+PRELOADED = tb.connect  # imported before the processes are forked, not in each of them
 DIGEST_S = 60.0
 
 
