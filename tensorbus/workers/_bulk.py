@@ -12,10 +12,10 @@ from tensorbus.errors import CorruptError, InvalidArgumentError, NotFoundError
 from tensorbus.ids import ArtifactId
 from tensorbus.lifecycle import rules
 from tensorbus.model import Layout, Manifest
+from tensorbus.projections import artifact_info
 from tensorbus.transport import BulkServer, BulkSink, BulkSource, Pool, Segment
 from tensorbus.workers import _requests as ask
 from tensorbus.workers._core import Core
-from tensorbus.workers._info import artifact_info
 from tensorbus.workers._puts import Incoming, Puts, digest_held, known_outcome
 from tensorbus.workers._store import Held, Store
 

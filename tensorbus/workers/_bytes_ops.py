@@ -9,13 +9,13 @@ from tensorbus.events import LeasePurpose
 from tensorbus.ids import LeaseId, new_lease_id
 from tensorbus.lifecycle import Artifact, rules
 from tensorbus.model import Layout, Manifest
+from tensorbus.projections import artifact_info
 from tensorbus.transport import Fds, Pool, Reply, Request, Segment, page_round
 from tensorbus.workers import _requests as ask
 from tensorbus.workers._callers import Caller
 from tensorbus.workers._core import Core, off_loop
-from tensorbus.workers._directory_ops import Op
+from tensorbus.workers._directory_ops import Op, elsewhere
 from tensorbus.workers._fetch import Fetches, How
-from tensorbus.workers._info import artifact_info
 from tensorbus.workers._leases import Leases
 from tensorbus.workers._puts import Incoming, Lease, Puts, Taken, known_outcome
 from tensorbus.workers._store import Held, Store
@@ -206,7 +206,10 @@ class BytesOps:
 
     async def release(self, caller: Caller, request: Request) -> Reply:
         asked = ask.parse(ask.Release, request.args, op="release")
-        work = self._leases.release(caller, LeaseId(asked.lease), deadline=known_outcome())
+        lease = LeaseId(asked.lease)
+        if lease not in self._leases:
+            raise elsewhere(self._core, caller.tenant, lease)
+        work = self._leases.release(caller, lease, deadline=known_outcome())
         return Reply({"position": await self._core.finish(work, name="release")})
 
     async def pin(self, caller: Caller, request: Request) -> Reply:

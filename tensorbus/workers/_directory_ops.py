@@ -3,20 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 
-from tensorbus.errors import NotFoundError, OutOfSpaceError
+from tensorbus.errors import (
+    ConflictError,
+    CorruptError,
+    InvalidArgumentError,
+    NotFoundError,
+    OutOfSpaceError,
+    TensorbusError,
+)
 from tensorbus.events import DestroyReason, Event
-from tensorbus.ids import ArtifactId
+from tensorbus.ids import ArtifactId, LeaseId
 from tensorbus.lifecycle import Artifact, Directory, Session, rules
+from tensorbus.model import Manifest, ViewSpec, view_id
+from tensorbus.projections import Json, Names, artifact_info, series_news, session_info, view_info
 from tensorbus.transport import PoolStats, Reply, Request
 from tensorbus.workers import _requests as ask
 from tensorbus.workers._callers import Caller, Callers
-from tensorbus.workers._core import Core
+from tensorbus.workers._core import Core, off_loop
 from tensorbus.workers._events import Cursor, find_cursor, open_cursor, subjects_about
 from tensorbus.workers._follow import Follows
-from tensorbus.workers._info import Json, artifact_info, series_news, session_info
-from tensorbus.workers._names import Names
 
 Op = Callable[[Caller, Request], Awaitable[Reply]]
 
@@ -49,6 +56,8 @@ class DirectoryOps:
             "bind": self.bind,
             "unbind": self.unbind,
             "destroy": self.destroy,
+            "define_view": self.define_view,
+            "release": self.release,
             "publish": self.publish,
             "version": self.version,
             "series": self.series,
@@ -70,7 +79,8 @@ class DirectoryOps:
         if asked.follow:
             # No await from here to the reply's queueing, so that no push about it can be queued before.
             self._follows.follow(caller, asked.by, asked.ref, record)
-        return self._answer(record)
+        view = None if asked.by == "key" else view_info(record, asked.ref)
+        return self._at_position({"artifact": artifact_info(self._core.state, record), "view": view})
 
     async def unfollow(self, caller: Caller, request: Request) -> Reply:
         asked = ask.parse(ask.Unfollow, request.args, op="unfollow")
@@ -132,6 +142,30 @@ class DirectoryOps:
 
         position, _ = await self._decide(rule, caller, request)
         return Reply({"position": position})
+
+    async def define_view(self, caller: Caller, request: Request) -> Reply:
+        asked = ask.parse(ask.DefineView, request.args, op="define_view")
+        record = rules.live_artifact(self._core.state, tenant=caller.tenant, artifact=ArtifactId(asked.artifact))
+        manifest = await self._core.load_manifest(record, deadline=request.deadline)
+        view = _View(record.artifact, asked.view, asked.definition, manifest)
+        await off_loop(_View.check, view, weight=record.tensors)
+
+        def rule(state: Directory) -> Event | None:
+            return rules.define_view(
+                state,
+                tenant=caller.tenant,
+                artifact=record.artifact,
+                view=ArtifactId(asked.view),
+                definition=asked.definition,
+            )
+
+        position, _ = await self._decide(rule, caller, request)
+        return Reply({"position": position})
+
+    async def release(self, caller: Caller, request: Request) -> Reply:
+        """A worker without memory has granted no lease; it can say who did."""
+        asked = ask.parse(ask.Release, request.args, op="release")
+        raise elsewhere(self._core, caller.tenant, LeaseId(asked.lease))
 
     # -- versions -----------------------------------------------------------------------------------------------------
 
@@ -255,6 +289,49 @@ class DirectoryOps:
 
     def _at_position(self, data: Json) -> Reply:
         return Reply({**data, "position": self._core.live.position})
+
+
+@dataclass(frozen=True, slots=True)
+class _View:
+    """A view as a caller defines it, and the manifest that it is over."""
+
+    base: ArtifactId
+    id: str
+    definition: str
+    manifest: Manifest
+
+    def check(self) -> None:
+        """See that it is that base's view of that id. Costs as much as the manifest.
+
+        Raises:
+            InvalidArgumentError: If it is not; NotFoundError: If the base has no tensor of a name.
+        """
+        try:
+            spec = ViewSpec.from_json(self.definition)
+        except CorruptError as exc:
+            raise InvalidArgumentError(f"define_view: {exc.message}", view=self.id) from exc
+        if spec.whole or view_id(self.base, spec) != self.id:
+            raise InvalidArgumentError(
+                f"{self.id!r:.80} is not the id of that view of {self.base!r:.80}", view=self.id, artifact=self.base
+            )
+        spec.manifest_of(self.manifest)
+
+
+def elsewhere(core: Core, tenant: str, lease: LeaseId) -> TensorbusError:
+    """What to tell who asks a worker to end a lease that it has not granted: who has, if anybody."""
+    state = core.state
+    for worker, artifacts in state.by_lessor.items():
+        for where in artifacts:
+            if worker != core.me.worker and where[0] == tenant and lease in state.artifacts[where].leases:
+                return ConflictError(
+                    f"lease {lease!r} is one of worker {worker}, which alone can end it; this is {core.me.worker}: "
+                    f"connect on the host of {worker}",
+                    lease=lease,
+                    worker=worker,
+                )
+    return NotFoundError(
+        f"no worker has a lease {lease!r}: it was released, ran out, or its caller's connection ended", lease=lease
+    )
 
 
 def sources_of(state: Directory, record: Artifact) -> list[Session]:

@@ -13,8 +13,8 @@ from tensorbus.errors import NotFoundError, OutOfSpaceError
 from tensorbus.events import AnyRecorded, UnknownEvent, aggregate
 from tensorbus.feeds import decode_one
 from tensorbus.lifecycle import Artifact, Directory
+from tensorbus.projections import Json
 from tensorbus.workers._callers import Caller
-from tensorbus.workers._info import Json
 
 CURSORS_MAX = 16
 

@@ -6,9 +6,8 @@ from collections.abc import Iterable
 
 from tensorbus.errors import TensorbusError, to_wire
 from tensorbus.lifecycle import Artifact, Directory, Touched, rules
-from tensorbus.projections import LiveDirectory
+from tensorbus.projections import Json, LiveDirectory, artifact_info, series_news
 from tensorbus.workers._callers import FOLLOWED_MAX, Caller
-from tensorbus.workers._info import Json, artifact_info, series_news
 
 Followed = tuple[Caller, str, str]
 

@@ -52,6 +52,9 @@ class Leases:
     def __len__(self) -> int:
         return len(self._granted)
 
+    def __contains__(self, lease: LeaseId) -> bool:
+        return lease in self._granted
+
     def began(
         self, lease: LeaseId, *, tenant: str, artifact: ArtifactId, purpose: LeasePurpose, ttl_s: float | None
     ) -> None:

@@ -69,6 +69,12 @@ class Unbind(Ask):
     key: Key
 
 
+class DefineView(Ask):
+    artifact: Ref
+    view: Ref
+    definition: str
+
+
 class Publish(Ask):
     name: SeriesName
     artifact: Ref

@@ -8,6 +8,7 @@ from contextlib import ExitStack, contextmanager
 
 from tensorbus import __version__
 from tensorbus.errors import InvalidArgumentError
+from tensorbus.projections import Names
 from tensorbus.transport import PeerSession, Reply, Request
 from tensorbus.workers import _requests as ask
 from tensorbus.workers._callers import Caller, Callers
@@ -15,7 +16,6 @@ from tensorbus.workers._core import Core
 from tensorbus.workers._directory_ops import DirectoryOps, Op
 from tensorbus.workers._follow import Follows
 from tensorbus.workers._memory import MemoryRole
-from tensorbus.workers._names import Names
 
 BYE_S = 0.2
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from tensorbus.clock import NS_PER_S
 from tensorbus.events import LeasePurpose
+from tensorbus.ids import ArtifactId
 from tensorbus.lifecycle import Artifact, CallerLease, Directory, Replica, Series, Session
 
 Json = dict[str, object]
@@ -27,6 +28,12 @@ def artifact_info(state: Directory, record: Artifact) -> Json:
         "versions": [list(version) for version in sorted(record.versions)],
         "leases": [_lease(lease) for lease in record.leases.values()],
     }
+
+
+def view_info(record: Artifact, ref: str) -> Json | None:
+    """The view that ``ref`` names, if it is the id of one of the artifact's: its id and definition."""
+    definition = record.views.get(ArtifactId(ref))
+    return None if definition is None else {"id": ref, "definition": definition}
 
 
 def _replica(state: Directory, replica: Replica) -> Json:
