@@ -17,7 +17,7 @@ from tensorbus.errors import UnavailableError
 from tensorbus.transport import living_workers
 
 if TYPE_CHECKING:
-    from tensorbus.sdk import AsyncBus
+    from tensorbus.sdk import AsyncBus, Position
 
 
 @click.command(short_help="Keep a replica on this host's worker.")
@@ -50,9 +50,13 @@ def pin(resolved: Resolved, *, ref: str, ttl_s: float | None, as_json: bool) -> 
 @json_option
 def unpin(resolved: Resolved, *, lease: str, as_json: bool) -> None:
     """End the pin LEASE; its replica may be evicted from then on."""
-    answer = _ask(resolved.settings, "release", {"lease": lease})
+
+    async def end(bus: AsyncBus) -> Position:
+        return await bus.unpin(lease)
+
+    position = with_bus(resolved, end)
     if as_json:
-        emit_json({"lease": lease, "position": {"TB": answer["position"]}})
+        emit_json({"lease": lease, "position": dict(position)})
     else:
         print(f"ended {name(lease)}")
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from tensorbus.clock import Deadline
 from tensorbus.errors import InvalidArgumentError, NotFoundError
+from tensorbus.events import FACT_BYTES_MAX
 from tensorbus.model import Manifest, TensorSpec, ViewSpec, view_id
 from tensorbus.sdk._core import check_seconds
 from tensorbus.sdk._events import AsyncEvents, EventRecord
@@ -95,7 +96,7 @@ class AsyncArtifact:
 
     @property
     def nbytes(self) -> int:
-        """Sum of the tensors' sizes, each counted once per name."""
+        """Sum of the tensors' sizes, each counted once per name; of a view its base's until its table was read."""
         return self._info.nbytes if self._view is None or self._contents is None else self._contents.manifest.nbytes
 
     @property
@@ -219,6 +220,8 @@ class AsyncArtifact:
     ) -> AsyncArtifact:
         """A selection of this artifact or view; the same selection always has the same id. Moves no tensor bytes.
 
+        Nothing is said to anybody: others find it by its id once :meth:`define` was called; handles pickle without.
+
         Args:
             names: The tensors to take; all when ``None``.
             slices: Per tensor an index as torch takes it: whole numbers, slices with steps of 1 or more, ``...``.
@@ -233,6 +236,29 @@ class AsyncArtifact:
         spec = outer if self._view is None else self._view.compose(outer)
         view = None if spec.whole else spec
         return self._with(view=view, contents=Contents(contents.base, view), opened=self._opened)
+
+    async def define(self, *, timeout: float | None = None) -> Position:
+        """Make a view known, so that others find it by its id for as long as its base lives. Safe to repeat.
+
+        Returns:
+            The position from which on it is: give it as ``at_least`` elsewhere. Of a whole artifact that of the handle.
+
+        Raises:
+            NotFoundError: If the base has ended.
+            InvalidArgumentError: If it is more than a fact has room for: a selection of very many names.
+        """
+        if self._view is None:
+            return self.position
+        definition, nbytes_max = self._view.to_json(), FACT_BYTES_MAX
+        if (nbytes := len(definition.encode())) > nbytes_max:
+            raise InvalidArgumentError(
+                f"the definition of view {self.id} takes {nbytes} bytes, and a fact has room for {nbytes_max}; "
+                "select fewer tensors, or pickle the handle, which needs no fact",
+                nbytes=nbytes,
+            )
+        args = {"artifact": self.base_id, "view": self.id, "definition": definition}
+        deadline = self._begin(timeout, "define")
+        return {LOG_STREAM: position_of((await self._bus._core.ask("define_view", args, deadline=deadline)).data)}
 
     async def save(
         self, path: str | os.PathLike[str], *, progress: Progress | None = None, timeout: float | None = None

@@ -214,7 +214,7 @@ class AsyncBus:
         """The handle of an artifact. Asked for once, a name is followed: later answers come from this process.
 
         Args:
-            ref: An id by its form (``tb1:…``), else a key, else a given id.
+            ref: An id by its form (``tb1:…``, ``tbv:…`` of a view that was defined), else a key, else a given id.
             id, key: Say outright which of the two it is; instead of ``ref``.
             at_least: A position that the answer must know of, as mutations give it, here or in another process.
             timeout: Seconds; the bus's default when ``None``.
@@ -224,8 +224,8 @@ class AsyncBus:
         """
         name = name_of(ref, id=id, key=key)
         deadline = self._core.begin(timeout, f"resolving {name[1]!r:.80}")
-        info, position = await self._core.resolve(name, at_least=at_least_seq(at_least), deadline=deadline)
-        return AsyncArtifact(self, info, position, asked=name[1])
+        found = await self._core.resolve(name, at_least=at_least_seq(at_least), deadline=deadline)
+        return AsyncArtifact(self, found.info, found.position, asked=name[1], view=found.view)
 
     get = artifact
 
@@ -284,6 +284,23 @@ class AsyncBus:
         position = position_of(reply.data)
         self._core.followed.ended_here(None, key, position)
         return {LOG_STREAM: position}
+
+    async def unpin(self, lease: str, *, timeout: float | None = None) -> Position:
+        """End a pin by its name on the log, whoever took it; the one worker that can do it is that which holds it.
+
+        Args:
+            lease: ``pin.lease``, or one of ``art.info().leases``.
+            timeout: Seconds; the bus's default when ``None``.
+
+        Returns:
+            The position at which it has ended.
+
+        Raises:
+            ConflictError: If it is another worker's than this bus speaks to, as through a gateway; it names that one.
+            NotFoundError: If it has ended, or never was.
+        """
+        deadline = self._core.begin(timeout, f"unpin of {lease!r:.80}")
+        return {LOG_STREAM: await self._core.leases.release(lease, deadline=deadline)}
 
     # -- versions -----------------------------------------------------------------------------------------------------
 

@@ -150,7 +150,8 @@ class Bus:
             entry = self._look(("any", ref))  # type: ignore[arg-type]  # None is no name of anything
             if entry is not None:
                 entry.used = True
-                return Artifact(self, AsyncArtifact(self._bus, entry.info, entry.position, asked=ref))
+                found = AsyncArtifact(self._bus, entry.info, entry.position, asked=ref, view=entry.view)
+                return Artifact(self, found)
         return self._artifact(self._bus.artifact(ref, id=id, key=key, at_least=at_least, timeout=timeout))
 
     get = artifact
@@ -190,6 +191,10 @@ class Bus:
     def unbind(self, key: str, *, timeout: float | None = None) -> Position:
         """Drop a key; its artifact lives on. See :meth:`AsyncBus.unbind`."""
         return self._run(self._bus.unbind(key, timeout=timeout))
+
+    def unpin(self, lease: str, *, timeout: float | None = None) -> Position:
+        """End a pin by its name on the log; see :meth:`AsyncBus.unpin`."""
+        return self._run(self._bus.unpin(lease, timeout=timeout))
 
     # -- versions -----------------------------------------------------------------------------------------------------
 

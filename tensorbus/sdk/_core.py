@@ -13,7 +13,8 @@ from typing import Any, Protocol
 
 from tensorbus.clock import Deadline
 from tensorbus.errors import InvalidArgumentError, NotFoundError, TensorbusError
-from tensorbus.sdk._followed import Followed, Name
+from tensorbus.model import ViewSpec
+from tensorbus.sdk._followed import Entry, Followed, Name
 from tensorbus.sdk._leases import Leases
 from tensorbus.sdk._link import Link
 from tensorbus.sdk._maps import ReadMaps, WriteMaps
@@ -97,7 +98,7 @@ class Core:
         """A call of the control protocol; see :meth:`Link.call`."""
         return await self.link.call(op, args, body=body, deadline=deadline, repeat=repeat, epoch=epoch)
 
-    async def resolve(self, name: Name, *, at_least: int | None, deadline: Deadline) -> tuple[ArtifactInfo, int]:
+    async def resolve(self, name: Name, *, at_least: int | None, deadline: Deadline) -> Entry:
         """What a name is, from what is followed if that is new enough, else from the worker; it is followed then.
 
         Raises:
@@ -106,7 +107,7 @@ class Core:
         entry = self.followed.look(name)
         if entry is not None and (at_least is None or entry.position >= at_least):
             entry.used = True
-            return entry.info, entry.position
+            return entry
         by, ref = name
         args = {"by": by, "ref": ref, "follow": True, "at_least": at_least}
         self.followed.ask(name)
@@ -114,11 +115,12 @@ class Core:
             while True:
                 reply = await self.ask("resolve", args, deadline=deadline)
                 info, position = parse(ArtifactInfo, reply.data.get("artifact")), position_of(reply.data)
+                view = _view(reply.data.get("view"))
                 if not self.link.connected:  # nobody would tell of changes
-                    return info, position
-                known, position = self.followed.answered(name, info, position)
+                    return Entry(info, position, view)
+                known, position = self.followed.answered(name, info, position, view)
                 if known is not None:
-                    return known, position
+                    return Entry(known, position, view)
         finally:
             self.followed.asked(name)
 
@@ -242,6 +244,15 @@ def check_seconds(value: object, what: str) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value) or value < 0:
         raise InvalidArgumentError(f"{what} must be a number of seconds from 0 on, not {value!r:.80}")
     return float(value)
+
+
+def _view(value: object) -> ViewSpec | None:
+    """The view in an answer to ``resolve``, if the name is one's id.
+
+    Raises:
+        CorruptError: If it is not valid.
+    """
+    return ViewSpec.from_json(str(value.get("definition"))) if isinstance(value, dict) else None
 
 
 def _numbers(value: object) -> list[int]:

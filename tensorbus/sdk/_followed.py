@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final, TypeAlias
 
+from tensorbus.model import ViewSpec
 from tensorbus.sdk._records import ArtifactInfo
 
 Name: TypeAlias = tuple[str, str]
@@ -17,13 +18,17 @@ REFS_MAX: Final = 100_000
 
 
 class Entry:
-    """What a name is, known to hold at ``position``. Entries are replaced, never changed, but for ``used``."""
+    """What a name is, known to hold at ``position``. Entries are replaced, never changed, but for ``used``.
 
-    __slots__ = ("info", "position", "used")
+    ``view`` is there when the name is a view's id; a definition never changes under its id.
+    """
 
-    def __init__(self, info: ArtifactInfo, position: int) -> None:
+    __slots__ = ("info", "position", "used", "view")
+
+    def __init__(self, info: ArtifactInfo, position: int, view: ViewSpec | None = None) -> None:
         self.info = info
         self.position = position
+        self.view = view
         self.used = True
 
 
@@ -58,7 +63,9 @@ class Followed:
         """A question about the name is under way: pushes that overtake its answer count from now on."""
         self._asked.setdefault(name, _Asked()).count += 1
 
-    def answered(self, name: Name, info: ArtifactInfo, position: int) -> tuple[ArtifactInfo | None, int]:
+    def answered(
+        self, name: Name, info: ArtifactInfo, position: int, view: ViewSpec | None = None
+    ) -> tuple[ArtifactInfo | None, int]:
         """Take the answer in. Gives what is known now: a push may have overtaken the answer."""
         known: ArtifactInfo | None = info
         for pushed_at, pushed in self._asked[name].pushes:
@@ -68,7 +75,7 @@ class Followed:
         if entry is not None and entry.position > position:
             return entry.info, entry.position
         if known is not None:
-            self._set(name, known, position)
+            self._set(name, known, position, view)
         return known, position
 
     def asked(self, name: Name) -> None:
@@ -113,11 +120,11 @@ class Followed:
         for asked in self._asked.values():
             asked.pushes.clear()
 
-    def _set(self, name: Name, info: ArtifactInfo, position: int) -> None:
+    def _set(self, name: Name, info: ArtifactInfo, position: int, view: ViewSpec | None = None) -> None:
         old = self._entries.get(name)
         if old is not None and old.info.artifact != info.artifact:
             self._unlink(name, old)
-        entry = Entry(info, position)
+        entry = Entry(info, position, view if old is None or view is not None else old.view)
         if old is not None:
             entry.used = old.used
         self._entries[name] = entry

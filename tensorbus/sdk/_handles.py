@@ -145,6 +145,10 @@ class Artifact:
         work = self._artifact.view(names=names, slices=slices, transpose=transpose, timeout=timeout)
         return Artifact(self._bus, self._bus._run(work))
 
+    def define(self, *, timeout: float | None = None) -> Position:
+        """Make a view known, so that others find it by its id; see :meth:`AsyncArtifact.define`."""
+        return self._bus._run(self._artifact.define(timeout=timeout))
+
     def save(
         self, path: str | os.PathLike[str], *, progress: Progress | None = None, timeout: float | None = None
     ) -> Path:

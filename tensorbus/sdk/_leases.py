@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from tensorbus.clock import Deadline
 from tensorbus.errors import CorruptError, NotFoundError, TensorbusError
+from tensorbus.sdk._records import position_of
 
 if TYPE_CHECKING:
     from tensorbus.sdk._core import Core
@@ -61,16 +62,14 @@ class Leases:
             self._core.spawn(self._renew(), "renew leases")
         return LeaseHandle(self._core, lease, artifact, "registered artifact" if own else "pin")
 
-    async def release(self, lease: str, *, deadline: Deadline) -> int | None:
+    async def release(self, lease: str, *, deadline: Deadline) -> int:
         """End a lease. Gives the position of its end.
 
         Raises:
             NotFoundError: If it has ended before.
         """
         self._held.pop(lease, None)
-        reply = await self._core.ask("release", {"lease": lease}, deadline=deadline)
-        seq = reply.data.get("position")
-        return seq if isinstance(seq, int) else None
+        return position_of((await self._core.ask("release", {"lease": lease}, deadline=deadline)).data)
 
     def drop(self, lease: str) -> None:
         """End a lease that nobody holds any more, without waiting."""
