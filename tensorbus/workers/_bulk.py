@@ -16,7 +16,7 @@ from tensorbus.projections import artifact_info
 from tensorbus.transport import BulkServer, BulkSink, BulkSource, Pool, Segment
 from tensorbus.workers import _requests as ask
 from tensorbus.workers._core import Core
-from tensorbus.workers._puts import Incoming, Puts, digest_held, known_outcome
+from tensorbus.workers._puts import Incoming, Puts, Taken, digest_held, known_outcome
 from tensorbus.workers._store import Held, Store
 
 T = TypeVar("T")
@@ -54,10 +54,12 @@ class BulkSide:
         tenant = ask.parse(ask.BulkAsk, dict(request), op="put").tenant
         segment = self._pool.allocate(nbytes, tenant=tenant, writer=None)
         segment.label = "a put over TCP"
+        handed_in: list[Segment] = []
         return BulkSink(
             view=segment.view,
-            commit=lambda fields: self._on_loop(self._commit(tenant, segment, fields), timeout_s=None),
-            abort=segment.release,
+            commit=lambda fields: self._on_loop(self._commit(tenant, segment, fields, handed_in), timeout_s=None),
+            # What was handed in is the put's to give back: its fact may be under way.
+            abort=lambda: None if handed_in else segment.release(),
         )
 
     def _on_loop(self, work: Coroutine[Any, Any, T], *, timeout_s: float | None) -> T:
@@ -84,7 +86,9 @@ class BulkSide:
             release=stack.close,
         )
 
-    async def _commit(self, tenant: str, segment: Segment, fields: Mapping[str, object]) -> dict[str, object]:
+    async def _commit(
+        self, tenant: str, segment: Segment, fields: Mapping[str, object], handed_in: list[Segment]
+    ) -> dict[str, object]:
         asked = ask.parse(ask.BulkCommit, dict(fields), op="commit")
         manifest = Manifest.from_json(asked.manifest)
         layout = Layout.from_json(json.dumps(asked.layout), manifest)
@@ -104,8 +108,12 @@ class BulkSide:
             key=asked.key,
             rebind=asked.rebind,
         )
-        work = self._puts.take(incoming, deadline=known_outcome())
-        taken = await self._core.finish(work, name="put over TCP")
+
+        async def take() -> Taken:
+            handed_in.append(segment)
+            return await self._puts.take(incoming, deadline=known_outcome())
+
+        taken = await self._core.finish(take(), name="put over TCP")
         record = rules.live_artifact(self._core.state, tenant=tenant, artifact=taken.artifact)
         info = artifact_info(self._core.state, record)
         return {"artifact": info, "position": taken.position, "existed": taken.existed}

@@ -14,6 +14,7 @@ from tensorbus.errors import (
     DeadlineExceededError,
     FencedError,
     NotFoundError,
+    OutOfSpaceError,
     TensorbusError,
     UnavailableError,
 )
@@ -31,6 +32,8 @@ log = logging.getLogger("tensorbus.workers")
 CONNECT_S = 5.0
 FETCH_S = 3600.0
 READS_MAX = 50_000
+LET_GO_S = 2.0
+LET_GO_LOOK_S = 0.005
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +112,7 @@ class Fetches:
             layout = Layout.from_json(opened.layout, manifest)
             if record.digest is not None and manifest.digested and manifest.content_id() != record.digest:
                 raise CorruptError(f"worker {source.worker} has another manifest for {record.artifact!r}")
-            segment = self._pool.allocate(layout.nbytes, tenant=record.tenant, writer=None)
+            segment = await self._room(layout.nbytes, record.tenant)
             segment.label = record.artifact
             copy = _Copy(client, opened.token, manifest, layout, segment)
             await _in_thread(client, lambda: copy.run(deadline))
@@ -121,6 +124,17 @@ class Fetches:
             raise
         finally:
             client.close()
+
+    async def _room(self, nbytes: int, tenant: str) -> Segment:
+        """Memory for a copy; waits a moment for what callers have been asked to let go of."""
+        patience = Deadline(LET_GO_S)
+        while True:
+            try:
+                return self._pool.allocate(nbytes, tenant=tenant, writer=None)
+            except OutOfSpaceError as error:
+                if not error.details.get("retiring_bytes") or not patience.left():
+                    raise
+            await asyncio.sleep(LET_GO_LOOK_S)
 
     def _no_source(self, record: Artifact, failures: list[TensorbusError]) -> TensorbusError:
         now = self._core.state.artifact(record.tenant, record.artifact)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import json
 import os
 import random
@@ -16,6 +17,7 @@ import pytest
 from tensorbus.clock import Deadline
 from tensorbus.errors import (
     ConflictError,
+    CorruptError,
     InvalidArgumentError,
     NotFoundError,
     OutOfSpaceError,
@@ -24,7 +26,7 @@ from tensorbus.errors import (
 from tensorbus.model import Manifest, TensorSpec, plan_layout
 from tensorbus.testing._processes import Processes, Program, WorkerProgram
 from tensorbus.transport import BulkClient, hash_bytes
-from tests.integration.workers.raw import Raw, until
+from tests.integration.workers.raw import Raw, manifest_of, until
 from tests.sizes import SIZES
 
 pytestmark = pytest.mark.integration
@@ -234,6 +236,48 @@ async def test_a_full_pool_refuses_an_open_and_names_who_holds_it(start_worker: 
         del opened
         await until_busy(there, 0)
         assert (await there.open(large["artifact"]["artifact"])).right()
+
+
+async def test_memory_that_a_caller_keeps_for_its_next_put_is_let_go_when_a_fetch_wants_it(start_worker: Start) -> None:
+    one = start_worker(id="w1", host_id="h1")
+    two = start_worker(id="w2", host_id="h2", pool_bytes="8MiB")
+    async with await Raw.unix(one.socket) as here, await Raw.unix(two.socket) as there:
+        large = await here.put({"w": noise(1, 5 * MIB)})
+        segment, memory = await there.alloc(5 * MIB)
+        await there.call("abort", segment=segment["segment"], generation=segment["generation"])
+        opening = asyncio.create_task(there.open(large["artifact"]["artifact"], at_least=large["position"]))
+        await until(lambda: there.pushes, "the word that it is wanted")
+        assert there.pushes[0].topic == "retire"
+        assert there.pushes[0].data == {"segments": [segment["segment"]]}
+        assert not opening.done()
+        memory.close()
+        assert (await opening).right()
+
+
+async def test_bytes_that_come_over_tcp_are_held_under_the_id_that_they_have(start_worker: Start) -> None:
+    worker = start_worker(id="w1")
+    data = noise(1, MIB)
+    manifest = manifest_of({"w": data})
+    commit = {"manifest": manifest.to_json(), "layout": json.loads(plan_layout(manifest).to_json()), "key": "k"}
+    host, _, port = worker.data.rpartition(":")
+    async with await Raw.unix(worker.socket) as raw:
+        client = await asyncio.to_thread(BulkClient.connect, host, int(port), deadline=Deadline(10))
+        put = functools.partial(client.put, {"tenant": "default"}, deadline=Deadline(10))
+        taken = await asyncio.to_thread(put, [memoryview(data)], commit=commit)
+        artifact = manifest.content_id()
+        assert taken["artifact"]["artifact"] == artifact  # type: ignore[index]  # a dict
+        assert (await raw.open(artifact)).bytes("w") == data
+        again = await asyncio.to_thread(put, [memoryview(data)], commit={**commit, "key": "other"})
+        assert again["existed"]
+        with pytest.raises(CorruptError):
+            await asyncio.to_thread(put, [memoryview(bytes(MIB))], commit=commit)
+        with pytest.raises(ConflictError):
+            other = noise(2, MIB)
+            theirs = manifest_of({"w": other}).to_json()
+            await asyncio.to_thread(put, [memoryview(other)], commit={**commit, "manifest": theirs})
+        client.close()
+        await until_busy(raw, MIB)
+        assert await raw.keys() == ["k", "other"]
 
 
 # -- transfers that break ---------------------------------------------------------------------------------------------
