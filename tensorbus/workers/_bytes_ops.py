@@ -119,7 +119,7 @@ class BytesOps:
             self._begin(caller, incoming, taken)
         elif caller.session.closed and not taken.existed and incoming.key is None and incoming.given is None:
             # Nobody was told its name, so nobody could ever use or destroy it.
-            await self._puts.abandon(incoming.tenant, taken.artifact, principal=incoming.principal)
+            await self._puts.abandon(incoming.tenant, taken.artifact, born=taken.position, principal=incoming.principal)
         return taken
 
     def _begin(self, caller: Caller, incoming: Incoming, taken: Taken) -> None:

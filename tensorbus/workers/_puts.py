@@ -273,16 +273,20 @@ class Puts:
             bound, _ = await self._core.author.decide(rule, deadline=deadline, principal=incoming.principal)
         except TensorbusError:
             if born:
-                await self.abandon(incoming.tenant, artifact, principal=incoming.principal)
+                await self.abandon(incoming.tenant, artifact, born=position, principal=incoming.principal)
             raise
         return max(position, bound)
 
-    async def abandon(self, tenant: str, artifact: ArtifactId, *, principal: str) -> None:
-        """Destroy what a put made that did not come to its end, unless somebody else has come to count on it."""
+    async def abandon(self, tenant: str, artifact: ArtifactId, *, born: int, principal: str) -> None:
+        """Destroy what a put made that did not come to its end, unless somebody else has come to count on it.
+
+        Args:
+            born: The sequence of its birth: a later life of the same id is somebody else's.
+        """
 
         def rule(state: Directory) -> Event | None:
-            here = self._store.get(tenant, artifact)
-            if here is not None and here.joined:
+            here, record = self._store.get(tenant, artifact), state.artifact(tenant, artifact)
+            if record is None or record.born != born or (here is not None and here.joined):
                 return None
             return rules.destroy(state, tenant=tenant, artifact=artifact, reason=DestroyReason.ABANDONED)
 

@@ -163,7 +163,8 @@ async def test_destroying_a_registered_artifact_ends_its_lease_without_another_w
     async with rig(cluster) as worker:
         who = caller()
         artifact, lease = await register(worker, who)
-        await worker.puts.abandon(TENANT, artifact, principal="s1")
+        born = worker.core.state.artifacts[TENANT, artifact].born
+        await worker.puts.abandon(TENANT, artifact, born=born, principal="s1")
         assert worker.leases.renew(who, [lease]) == [lease]
         before = cluster.log.last_seq
         worker.leases.gone(who)
