@@ -385,6 +385,9 @@ class AsyncArtifact:
         return None if opened is None or contents is None or self._released else (opened, contents)
 
     async def _now(self, deadline: Deadline) -> ArtifactInfo:
+        full = await self._bus._core.directory(deadline)
+        if full is not None:
+            return await full.info(self.base_id, deadline=deadline)
         args = {"by": "id", "ref": self.base_id, "follow": False}
         reply = await self._bus._core.ask("resolve", args, deadline=deadline)
         return parse(ArtifactInfo, reply.data.get("artifact"))

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import sys
 import warnings
 from collections.abc import AsyncIterator
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
+from tensorbus.clock import Deadline
 from tensorbus.errors import CorruptError, InvalidArgumentError, NotFoundError
 from tensorbus.ids import check_name
 from tensorbus.sdk._artifact import AsyncArtifact
@@ -15,7 +17,7 @@ from tensorbus.sdk._core import Core
 from tensorbus.sdk._events import AsyncEvents
 from tensorbus.sdk._names import check_version, id_of, name_of, spec_of
 from tensorbus.sdk._pending import Listing
-from tensorbus.sdk._place import Place
+from tensorbus.sdk._place import BusAddress, Place
 from tensorbus.sdk._put import Digest, Progress, PutOptions, put
 from tensorbus.sdk._records import (
     LOG_STREAM,
@@ -45,8 +47,8 @@ class AsyncBus:
     must connect again in the child; tensors that were read before stay readable there.
     """
 
-    def __init__(self, place: Place) -> None:
-        self._core = Core(place)
+    def __init__(self, place: Place, *, full: BusAddress | None = None) -> None:
+        self._core = Core(place, bus=full)
 
     # -- life ---------------------------------------------------------------------------------------------------------
 
@@ -69,9 +71,12 @@ class AsyncBus:
         """Be connected now; else the first call does it.
 
         Raises:
-            UnavailableError: If no worker and no gateway is there; it says what to start.
+            UnavailableError: If no worker and no gateway is there; it says what to start. With ``directory="full"``
+                also if the bus cannot be reached.
         """
-        await self._core.link.connect(self._core.begin(timeout, "connecting"))
+        deadline = self._core.begin(timeout, "connecting")
+        await self._core.link.connect(deadline)
+        await self._core.directory(deadline)
         return self
 
     async def close(self) -> None:
@@ -250,14 +255,14 @@ class AsyncBus:
     ) -> Listing[KeyInfo]:
         """The keys that begin with ``prefix``, in the order of their bytes; to be awaited, or iterated page by page."""
         seq = at_least_seq(at_least)
-        return Listing(lambda: self._pages("ls", KeyInfo, "key", prefix, seq, timeout))
+        return Listing(lambda: self._pages("ls", KeyInfo, prefix, seq, timeout))
 
     def ls_series(
         self, prefix: str = "", *, at_least: Position | int | None = None, timeout: float | None = None
     ) -> Listing[SeriesInfo]:
         """The series of versions whose names begin with ``prefix``; to be awaited, or iterated page by page."""
         seq = at_least_seq(at_least)
-        return Listing(lambda: self._pages("series_ls", SeriesInfo, "name", prefix, seq, timeout))
+        return Listing(lambda: self._pages("series_ls", SeriesInfo, prefix, seq, timeout))
 
     async def bind(
         self, key: str, artifact: AsyncArtifact | str, *, rebind: bool = False, timeout: float | None = None
@@ -377,8 +382,11 @@ class AsyncBus:
         self, *, at_least: Position | int | None = None, timeout: float | None = None
     ) -> list[WorkerInfo]:
         """The newest session of each worker that the log knows."""
-        deadline = self._core.begin(timeout, "list_workers")
-        reply = await self._core.ask("workers", {"at_least": at_least_seq(at_least)}, deadline=deadline)
+        deadline, seq = self._core.begin(timeout, "list_workers"), at_least_seq(at_least)
+        full = await self._core.directory(deadline)
+        if full is not None:
+            return await full.workers(at_least=seq, deadline=deadline)
+        reply = await self._core.ask("workers", {"at_least": seq}, deadline=deadline)
         return [parse(WorkerInfo, item) for item in _items(reply.data)]
 
     def events(
@@ -403,8 +411,16 @@ class AsyncBus:
         return AsyncEvents(self._core, since=seq, follow=follow, artifact=about, timeout=timeout)
 
     async def stats(self, *, timeout: float | None = None) -> dict[str, Any]:
-        """The worker's pool, directory, callers and bus, in figures (``docs/spec/control.md``)."""
-        return dict((await self._core.ask("stats", deadline=self._core.begin(timeout, "stats"))).data)
+        """The worker's pool, directory, callers and bus, in figures (``docs/spec/control.md``).
+
+        With ``directory="full"`` also ``directory_feed``: ``position`` and ``hash`` of this process's own directory,
+        ``lag`` behind the log in sequences (``None`` if the bus does not say), whether it is ``connected`` to the bus,
+        whether it is ``degraded`` (``gaps``, ``unknown``), and the ``error`` that ended the reading, or ``None``.
+        """
+        found = dict((await self._core.ask("stats", deadline=self._core.begin(timeout, "stats"))).data)
+        if self._core.full is not None:
+            found["directory_feed"] = await self._core.full.figures()
+        return found
 
     # -- inside -------------------------------------------------------------------------------------------------------
 
@@ -423,21 +439,40 @@ class AsyncBus:
         self, name: str, number: int | None, at_least: Position | int | None, timeout: float | None
     ) -> AsyncArtifact:
         deadline = self._core.begin(timeout, f"version of {name!r:.80}")
-        args = {"name": check_name(name, what="series name"), "number": number, "at_least": at_least_seq(at_least)}
+        seq = at_least_seq(at_least)
+        full = await self._core.directory(deadline)
+        if full is not None:
+            check_name(name, what="series name")
+            found, info, position = await full.version(name, number, at_least=seq, deadline=deadline)
+            return AsyncArtifact(self, info, position, version=found)
+        args = {"name": check_name(name, what="series name"), "number": number, "at_least": seq}
         return self._versioned((await self._core.ask("version", args, deadline=deadline)).data)
 
     async def _pages(
-        self, op: str, kind: type[T], name: str, prefix: str, at_least: int | None, timeout: float | None
+        self, op: str, kind: type[T], prefix: str, at_least: int | None, timeout: float | None
     ) -> AsyncIterator[T]:
-        after: object = None
+        after: str | None = None
         while True:
-            args = {"prefix": prefix, "after": after, "limit": _PAGE, "at_least": at_least}
-            reply = await self._core.ask(op, args, deadline=self._core.begin(timeout, op))
-            for item in _items(reply.data):
-                yield parse(kind, item)
-            after = reply.data.get("next")
+            deadline = self._core.begin(timeout, op)
+            full = await self._core.directory(deadline)
+            if full is None:
+                items, after = await self._page(op, kind, prefix, after, at_least, deadline)
+            else:
+                page = full.page(kind, prefix, after, limit=_PAGE, at_least=at_least, deadline=deadline)
+                items, after = await page
+                await asyncio.sleep(0)  # a long listing leaves the loop to others
+            for item in items:
+                yield item
             if after is None:
                 return
+
+    async def _page(
+        self, op: str, kind: type[T], prefix: str, after: str | None, at_least: int | None, deadline: Deadline
+    ) -> tuple[list[T], str | None]:
+        args = {"prefix": prefix, "after": after, "limit": _PAGE, "at_least": at_least}
+        reply = await self._core.ask(op, args, deadline=deadline)
+        following = reply.data.get("next")
+        return [parse(kind, item) for item in _items(reply.data)], None if following is None else str(following)
 
 
 _shared = SharedPerLoop(AsyncBus)

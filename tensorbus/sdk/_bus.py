@@ -15,7 +15,7 @@ from tensorbus.sdk._async_bus import AsyncBus
 from tensorbus.sdk._handles import Artifact, Events, Subscription
 from tensorbus.sdk._loop_thread import LoopThread
 from tensorbus.sdk._names import name_of
-from tensorbus.sdk._place import Place
+from tensorbus.sdk._place import BusAddress, Place
 from tensorbus.sdk._put import Digest, Progress
 from tensorbus.sdk._records import KeyInfo, Position, SeriesInfo, WorkerInfo
 from tensorbus.sdk._series import Start
@@ -31,9 +31,9 @@ class Bus:
     share a bus, and it works inside a running event loop, which it blocks. After a fork the child must connect again.
     """
 
-    def __init__(self, place: Place, *, warns: bool = True) -> None:
+    def __init__(self, place: Place, *, full: BusAddress | None = None, warns: bool = True) -> None:
         self._thread = LoopThread()
-        self._bus = AsyncBus(place)
+        self._bus = AsyncBus(place, full=full)
         self._core = self._bus._core
         self._look = self._core.followed.look
         self._warns = warns
@@ -145,7 +145,7 @@ class Bus:
         at_least: Position | int | None = None,
         timeout: float | None = None,
     ) -> Artifact:
-        """The handle of an artifact; see :meth:`AsyncBus.artifact`. A followed name costs a dict lookup."""
+        """The handle of an artifact; see :meth:`AsyncBus.artifact`. A name asked for before costs a dict lookup."""
         if id is None and key is None and at_least is None:
             entry = self._look(("any", ref))  # type: ignore[arg-type]  # None is no name of anything
             if entry is not None:
@@ -247,7 +247,7 @@ class Bus:
         return Events(self, self._bus.events(follow=follow, since=since, artifact=about, timeout=timeout))
 
     def stats(self, *, timeout: float | None = None) -> dict[str, Any]:
-        """The worker's pool, directory, callers and bus, in figures."""
+        """The worker's pool, directory, callers and bus, in figures; see :meth:`AsyncBus.stats`."""
         return self._run(self._bus.stats(timeout=timeout))
 
     # -- inside -------------------------------------------------------------------------------------------------------

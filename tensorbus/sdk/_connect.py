@@ -9,7 +9,7 @@ from tensorbus.errors import InvalidArgumentError
 from tensorbus.sdk._async_bus import AsyncBus
 from tensorbus.sdk._bus import Bus
 from tensorbus.sdk._pending import Pending
-from tensorbus.sdk._place import Place, resolve_place
+from tensorbus.sdk._place import BusAddress, Place, bus_address, resolve_place
 
 DirectoryMode: TypeAlias = Literal["followed", "full"]
 
@@ -31,13 +31,15 @@ def connect(
         host_id: Which host this process counts to; ``TENSORBUS_HOST_ID`` when ``None``, else the machine's.
         tenant: Whose keys and ids are meant; ``TENSORBUS_TENANT`` when ``None``.
         timeout: Seconds that a call may take when it names none; ``TENSORBUS_TIMEOUT_S`` when ``None``, else 30.
-        directory: ``"followed"``: this process keeps up to date what it asked for. ``"full"`` is not there yet.
+        directory: ``"followed"``: this process keeps up to date what it asked for. ``"full"``: it reads the whole
+            directory from the bus (``TENSORBUS_NATS_URL``, else the home's), and finds every name in itself.
 
     Raises:
         UnavailableError: If nobody is there; it says what to start.
         InvalidArgumentError: If a setting cannot be.
     """
-    bus = Bus(_place(url, home, host_id, tenant, timeout, directory))
+    place, address = _place(url, home, host_id, tenant, timeout, directory)
+    bus = Bus(place, full=address)
     try:
         return bus.connect()
     except BaseException:
@@ -57,7 +59,8 @@ def aconnect(
     """:func:`connect` for the running event loop: ``async with aconnect() as bus:``, or ``bus = await aconnect()``."""
 
     async def make() -> AsyncBus:
-        bus = AsyncBus(_place(url, home, host_id, tenant, timeout, directory))
+        place, address = _place(url, home, host_id, tenant, timeout, directory)
+        bus = AsyncBus(place, full=address)
         try:
             return await bus.connect()
         except BaseException:
@@ -74,10 +77,8 @@ def _place(
     tenant: str | None,
     timeout: float | None,
     directory: str,
-) -> Place:
-    if directory == "full":
-        raise InvalidArgumentError('directory="full" is not there yet; "followed" keeps up to date what was asked for')
-    if directory != "followed":
-        raise InvalidArgumentError(f'directory must be "followed", not {directory!r:.80}')
+) -> tuple[Place, BusAddress | None]:
+    if directory not in ("followed", "full"):
+        raise InvalidArgumentError(f'directory must be "followed" or "full", not {directory!r:.80}')
     flags = {"url": url, "home": home, "host_id": host_id, "tenant": tenant, "timeout_s": timeout}
-    return resolve_place(flags)
+    return resolve_place(flags), bus_address(flags) if directory == "full" else None

@@ -9,7 +9,7 @@ import os
 import weakref
 from collections.abc import Callable, Coroutine, Mapping
 from contextlib import suppress
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from tensorbus.clock import Deadline
 from tensorbus.errors import InvalidArgumentError, NotFoundError, TensorbusError
@@ -19,9 +19,12 @@ from tensorbus.sdk._leases import Leases
 from tensorbus.sdk._link import Link
 from tensorbus.sdk._maps import ReadMaps, WriteMaps
 from tensorbus.sdk._owned import Owned
-from tensorbus.sdk._place import Place
+from tensorbus.sdk._place import BusAddress, Place
 from tensorbus.sdk._records import ArtifactInfo, Hello, parse, position_of
 from tensorbus.transport import Push, Reply
+
+if TYPE_CHECKING:
+    from tensorbus.sdk._full import FullDirectory
 
 log = logging.getLogger("tensorbus.sdk")
 
@@ -44,10 +47,11 @@ class SeriesListener(Protocol):
 class Core:
     """The inside of a bus. Lives on one event loop, the first that uses it; :meth:`check` may be called anywhere."""
 
-    def __init__(self, place: Place) -> None:
+    def __init__(self, place: Place, *, bus: BusAddress | None = None) -> None:
         self.place = place
         self.link = Link(place, self)
-        self.followed = Followed(on_dropped=self._unfollow)
+        self.followed = Followed(on_dropped=self._unfollow if bus is None else None)
+        self.full: FullDirectory | None = None if bus is None else _full(bus, place.tenant, self.followed)
         self.reads = ReadMaps()
         self.writes = WriteMaps()
         self.owned = Owned(self)
@@ -96,10 +100,32 @@ class Core:
         epoch: int | None = None,
     ) -> Reply:
         """A call of the control protocol; see :meth:`Link.call`."""
-        return await self.link.call(op, args, body=body, deadline=deadline, repeat=repeat, epoch=epoch)
+        reply = await self.link.call(op, args, body=body, deadline=deadline, repeat=repeat, epoch=epoch)
+        self.told(reply.data.get("position"))
+        return reply
+
+    def told(self, position: object) -> None:
+        """The worker told of something at that position; an own directory must not answer with less."""
+        if self.full is not None and type(position) is int:
+            self.full.told(position)
+
+    async def directory(self, deadline: Deadline) -> FullDirectory | None:
+        """The whole directory of this process, read up to the log's end; ``None`` if it only follows.
+
+        Raises:
+            UnavailableError: If the bus cannot be reached.
+        """
+        full = self.full
+        if full is not None and not full.is_ready:
+            hello = await self.link.connect(deadline)
+            if not full.started:
+                full.started = True
+                self.spawn(full.run(hello.prefix), "directory")
+            await full.ready(hello, deadline=deadline)
+        return full
 
     async def resolve(self, name: Name, *, at_least: int | None, deadline: Deadline) -> Entry:
-        """What a name is, from what is followed if that is new enough, else from the worker; it is followed then.
+        """What a name is, from what is known here if that is new enough, else from the worker; it is followed then.
 
         Raises:
             NotFoundError: If it is nothing.
@@ -108,6 +134,9 @@ class Core:
         if entry is not None and (at_least is None or entry.position >= at_least):
             entry.used = True
             return entry
+        full = await self.directory(deadline)
+        if full is not None:
+            return await full.resolve(name, at_least=at_least, deadline=deadline)
         by, ref = name
         args = {"by": by, "ref": ref, "follow": True, "at_least": at_least}
         self.followed.ask(name)
@@ -128,6 +157,7 @@ class Core:
 
     def on_push(self, push: Push) -> None:
         """The worker says something unasked."""
+        self.told(push.data.get("position"))
         try:
             match push.topic:
                 case "changed":
@@ -149,7 +179,8 @@ class Core:
 
     def on_lost(self, reason: TensorbusError) -> None:
         """Nobody tells of changes any more, and what was owned by the session has ended."""
-        self.followed.clear()
+        if self.full is None:
+            self.followed.clear()
         self.writes.drop()
         self.owned.lost()
         self.leases.lost()
@@ -244,6 +275,12 @@ def check_seconds(value: object, what: str) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value) or value < 0:
         raise InvalidArgumentError(f"{what} must be a number of seconds from 0 on, not {value!r:.80}")
     return float(value)
+
+
+def _full(bus: BusAddress, tenant: str, followed: Followed) -> FullDirectory:
+    from tensorbus.sdk._full import FullDirectory, connector  # late: most buses need no client of NATS
+
+    return FullDirectory(connector(bus), tenant=tenant, followed=followed)
 
 
 def _view(value: object) -> ViewSpec | None:

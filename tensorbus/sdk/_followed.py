@@ -15,6 +15,7 @@ Name: TypeAlias = tuple[str, str]
 """How it was asked for (``any``, ``id`` or ``key``) and the text."""
 
 REFS_MAX: Final = 100_000
+_NAMED: Final = ("artifact", "key")
 
 
 class Entry:
@@ -96,6 +97,16 @@ class Followed:
             self._drop(name)
         else:
             self._set(name, info, position)
+
+    def keep(self, name: Name, entry: Entry) -> None:
+        """Take in what was looked up in this process: nothing can have overtaken it."""
+        self._set(name, entry.info, entry.position, entry.view)
+
+    def touched(self, kind: str, text: str) -> list[Name]:
+        """The names that are kept here and hang on the artifact or key of that id or text."""
+        names: list[Name] = [("any", text), (kind if kind == "key" else "id", text)] if kind in _NAMED else []
+        names += self._by_artifact.get(text, ()) if kind == "artifact" else ()
+        return [name for name in dict.fromkeys(names) if name in self._entries]
 
     def changed_here(self, info: ArtifactInfo, key: str | None, position: int) -> None:
         """A change of this process's own, known before the push: later looks must see it."""

@@ -5,11 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 from urllib.parse import urlsplit
 
 from tensorbus.config import load
 from tensorbus.errors import InvalidArgumentError, UnavailableError
 from tensorbus.transport import WorkerCard, living_workers
+
+_BUS_URL_FILE: Final = "bus.url"
+"""In a home: the URL of its embedded server, as long as that runs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,6 +30,14 @@ class Place:
     url: str | None
     tenant: str
     timeout_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BusAddress:
+    """Where the bus itself is: NATS URLs, and the path of a credentials file."""
+
+    url: str
+    creds: str | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,6 +64,31 @@ def resolve_place(flags: Mapping[str, object]) -> Place:
     if flags.get("url") is None and flags.get("home") is not None:
         url = None  # who names a home means that one, whatever gateway the environment names
     return Place(home=found.home, host_id=found.host_id, url=url, tenant=found.tenant, timeout_s=found.timeout_s)
+
+
+def bus_address(flags: Mapping[str, object]) -> BusAddress:
+    """The bus of the place that flags, environment and settings file name: the operator's, else the home's own.
+
+    Raises:
+        UnavailableError: If the home has none; InvalidArgumentError: If only a gateway is named.
+    """
+    found = load(flags).settings
+    if found.nats_url is not None:
+        return BusAddress(url=found.nats_url, creds=None if found.nats_creds is None else str(found.nats_creds))
+    if found.url is not None and flags.get("home") is None:
+        raise InvalidArgumentError(
+            f'directory="full" reads the bus itself, of which the gateway {found.url} does not tell; '
+            "set TENSORBUS_NATS_URL"
+        )
+    try:
+        url = (found.home / _BUS_URL_FILE).read_text(encoding="ascii").strip()
+    except OSError as exc:
+        raise UnavailableError(
+            f'directory="full" reads the bus itself, and home {found.home} has none: start one with '
+            f"`tensorbus up --home {found.home}`, or set TENSORBUS_NATS_URL",
+            home=str(found.home),
+        ) from exc
+    return BusAddress(url=url, creds=None)
 
 
 def addresses(place: Place) -> list[Address]:

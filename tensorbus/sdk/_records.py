@@ -155,6 +155,7 @@ class Hello:
 
     Attributes:
         session: The caller's session with it.
+        prefix: First tokens of the system's subjects.
         descriptors: Whether memory can be passed on this connection.
     """
 
@@ -164,6 +165,7 @@ class Hello:
     roles: tuple[str, ...]
     session: str
     position: int
+    prefix: str
     descriptors: bool
 
 

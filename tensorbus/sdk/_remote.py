@@ -73,6 +73,7 @@ async def put_remote(
     if progress is not None:
         progress(what.nbytes, what.nbytes)
     info, position = parse(ArtifactInfo, data.get("artifact")), position_of(data)
+    core.told(position)
     core.followed.changed_here(info, options.key, position)
     return info, position
 
