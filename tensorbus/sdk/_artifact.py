@@ -367,7 +367,8 @@ class AsyncArtifact:
     async def _open(self, deadline: Deadline) -> tuple[Opened, Contents]:
         opened = self._opened
         if opened is None:
-            opened = self._opened = await open_artifact(self._bus._core, self._info, deadline=deadline)
+            opened = await open_artifact(self._bus._core, self._info, view=self._view, deadline=deadline)
+            self._opened = opened
         return opened, self._contents or self._described(opened.manifest)
 
     async def _table(self, deadline: Deadline) -> Contents:

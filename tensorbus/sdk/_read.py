@@ -21,8 +21,10 @@ _NEAR: Final = 3
 _NAMES_LOOKED_AT: Final = 2000
 
 
-async def open_artifact(core: Core, info: ArtifactInfo, *, deadline: Deadline) -> Opened:
+async def open_artifact(core: Core, info: ArtifactInfo, *, view: ViewSpec | None, deadline: Deadline) -> Opened:
     """The artifact's bytes in this process, shared with whoever has them open here.
+
+    Without a worker on this host only those that the view needs, and then for this handle alone.
 
     Raises:
         NotFoundError: If it has ended; UnavailableError: If no replica can be reached.
@@ -35,7 +37,8 @@ async def open_artifact(core: Core, info: ArtifactInfo, *, deadline: Deadline) -
     async with deadline.scope():
         hello = await core.link.connect(deadline)
         if not hello.descriptors:
-            return core.reads.keep(life, await open_remote(core, info, deadline=deadline))
+            came = await open_remote(core, info, view=view, deadline=deadline)
+            return came if view is not None else core.reads.keep(life, came)
         reply = await core.ask("open", {"artifact": info.artifact}, deadline=deadline)
         try:
             opened = await map_reply(reply)

@@ -5,13 +5,21 @@ from __future__ import annotations
 import asyncio
 import logging
 import mmap
+import platform
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Final, TypeVar
 
 from tensorbus.clock import Deadline
-from tensorbus.errors import CorruptError, FencedError, NotFoundError, TensorbusError, UnavailableError
-from tensorbus.model import Layout, Manifest
+from tensorbus.errors import (
+    CorruptError,
+    FencedError,
+    NotFoundError,
+    OutOfSpaceError,
+    TensorbusError,
+    UnavailableError,
+)
+from tensorbus.model import Layout, Manifest, TensorSpec, TensorView, ViewSpec
 from tensorbus.sdk._link import ConnectionLostError
 from tensorbus.sdk._maps import Opened
 from tensorbus.sdk._records import ArtifactInfo, parse, position_of
@@ -26,12 +34,17 @@ log = logging.getLogger("tensorbus.sdk")
 T = TypeVar("T")
 _READS_MAX: Final = 10_000
 _READ_BYTES_MAX: Final = 256 << 20
+_NORESERVE: Final = getattr(mmap, "MAP_NORESERVE", 0x4000 if platform.machine() in ("x86_64", "aarch64") else 0)
 
 
-async def open_remote(core: Core, info: ArtifactInfo, *, deadline: Deadline) -> Opened:
-    """The artifact's bytes in memory of this process, verified, from the first worker that gives them.
+async def open_remote(core: Core, info: ArtifactInfo, *, view: ViewSpec | None, deadline: Deadline) -> Opened:
+    """The artifact's bytes in memory of this process, from the first worker that gives them.
+
+    Tensors that come whole are verified by their digests. Of a view only what it needs comes: its tensors, and of one
+    that is sliced along its first dimension the rows from the first to the last that it takes, which have no digest.
 
     Raises:
+        OutOfSpaceError: If this process gets no memory for it.
         NotFoundError: If the artifact has ended; UnavailableError: If no worker that holds it can be reached.
         CorruptError: If all that came was other bytes than its digests promise.
     """
@@ -39,7 +52,7 @@ async def open_remote(core: Core, info: ArtifactInfo, *, deadline: Deadline) -> 
     request: dict[str, object] = {"tenant": core.place.tenant, "artifact": info.artifact}
 
     def fetch(client: BulkClient) -> Opened:
-        return _fetch(client, request, deadline)
+        return _fetch(client, request, view, deadline)
 
     failed: TensorbusError | None = None
     for worker, address in _addresses(reply.data.get("sources")):
@@ -112,20 +125,59 @@ async def _with_client(address: tuple[str, int], work: Callable[[BulkClient], T]
         raise
 
 
-def _fetch(client: BulkClient, request: dict[str, object], deadline: Deadline) -> Opened:
+def _fetch(client: BulkClient, request: dict[str, object], view: ViewSpec | None, deadline: Deadline) -> Opened:
     source = client.open(request, deadline=deadline)
     manifest = Manifest.from_json(source.manifest)
     layout = Layout.from_json(source.layout, manifest)
-    memory = mmap.mmap(-1, max(source.nbytes, layout.nbytes, 1), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    memory = _memory(max(source.nbytes, layout.nbytes, 1), sparse=view is not None)
     room = memoryview(memory)
-    places: dict[tuple[int, int], str | None] = {}
-    for spec, offset in zip(manifest, layout.offsets, strict=True):
-        places[offset, spec.nbytes] = spec.digest
+    places = _places(manifest, layout, view)
     for batch in _batches(list(places)):
         _read(client, source, [(at, room[at : at + size]) for at, size in batch], [places[p] for p in batch], deadline)
     return Opened(
         manifest=manifest, layout=layout, parts=(memory,), starts=(0,), path="tcp", why="no worker on this host"
     )
+
+
+def _memory(nbytes: int, *, sparse: bool) -> mmap.mmap:
+    """Memory laid out as the artifact is; where little of it will be touched, address space that promises none.
+
+    Raises:
+        OutOfSpaceError: If the kernel gives none.
+    """
+    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | (_NORESERVE if sparse else 0)
+    try:
+        return mmap.mmap(-1, nbytes, flags=flags)
+    except OSError as exc:
+        raise OutOfSpaceError(f"this process gets no memory for {nbytes} bytes: {exc}", asked_bytes=nbytes) from exc
+
+
+def _places(manifest: Manifest, layout: Layout, view: ViewSpec | None) -> dict[tuple[int, int], str | None]:
+    """What has to come: offset and size of each piece, and its digest if it is a whole tensor."""
+    parts = {} if view is None else dict(view.tensors)
+    names = None if view is None or view.names is None else frozenset(view.names)
+    places: dict[tuple[int, int], str | None] = {}
+    for spec, offset in zip(manifest, layout.offsets, strict=True):
+        if names is not None and spec.name not in names:
+            continue
+        start, nbytes = _extent(spec, parts.get(spec.name))
+        places[offset + start, nbytes] = spec.digest if nbytes == spec.nbytes else None
+    return places
+
+
+def _extent(spec: TensorSpec, part: TensorView | None) -> tuple[int, int]:
+    """Where within a tensor the rows are that a view takes: the first byte, and how many, with what lies between."""
+    if part is None or not part.dims or not spec.nbytes:
+        return 0, spec.nbytes
+    row_bytes = spec.nbytes // spec.shape[0]
+    match part.dims[0]:
+        case None:
+            return 0, spec.nbytes
+        case int(row):
+            return row * row_bytes, row_bytes
+        case (start, step, count):
+            rows = (count - 1) * step + 1 if count else 0
+            return start * row_bytes, rows * row_bytes
 
 
 def _batches(places: Sequence[tuple[int, int]]) -> Iterator[list[tuple[int, int]]]:
