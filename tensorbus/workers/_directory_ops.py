@@ -261,7 +261,10 @@ class DirectoryOps:
 
     async def place(self, caller: Caller, request: Request) -> Reply:
         asked = ask.parse(ask.Place, request.args, op="place")
-        fitting = [s for s in self._core.state.live_sessions() if s.data and s.pool_bytes >= asked.nbytes]
+        holding = [session for session in self._core.state.live_sessions() if session.data]
+        if not holding:
+            raise UnavailableError("no worker that holds memory lives now; start one with `tensorbus worker`")
+        fitting = [session for session in holding if session.pool_bytes >= asked.nbytes]
         if not fitting:
             raise OutOfSpaceError(f"no worker has a pool for {asked.nbytes} bytes", asked_bytes=asked.nbytes)
         chosen = max(fitting, key=lambda session: (session.pool_bytes, session.worker))

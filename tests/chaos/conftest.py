@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import signal
 import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -54,15 +55,17 @@ class Field:
 
     def pause_bus(self) -> None:
         assert self.server.pid is not None
-        os.kill(self.server.pid, 19)
+        os.kill(self.server.pid, signal.SIGSTOP)
+        stat = Path(f"/proc/{self.server.pid}/stat")
+        wait_until(lambda: stat.read_text().rpartition(")")[2].split()[0] == "T", what="the stop of the bus")
 
     def resume_bus(self) -> None:
         assert self.server.pid is not None
-        os.kill(self.server.pid, 18)
+        os.kill(self.server.pid, signal.SIGCONT)
 
     def kill_bus(self) -> None:
         assert self.server.pid is not None
-        os.kill(self.server.pid, 9)
+        os.kill(self.server.pid, signal.SIGKILL)
         wait_until(lambda: self.server.pid is None, what="the end of the bus")
 
 

@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from tensorbus.errors import FencedError, TensorbusError
+from tensorbus.errors import FencedError, TensorbusError, UnavailableError
 from tests.chaos.conftest import FENCED_EXIT, TTL_S, Field, bodies, gone
 from tests.integration.workers.actor import data_of
 from tests.integration.workers.raw import Raw, until
@@ -172,18 +172,19 @@ async def test_a_witness_that_stood_still_ends_nobody(field: Field) -> None:
         assert gate.alive
 
 
-async def test_a_fenced_worker_is_told_to_its_callers(field: Field) -> None:
+async def test_callers_of_a_fenced_worker_are_told_and_no_put_of_theirs_counts(field: Field) -> None:
     old = field.worker(id="twin", apart=True)
-    async with await Raw.unix(old.socket) as raw:
+    async with await Raw.unix(old.socket) as raw, await Raw.unix(old.socket) as idle:
         putting = asyncio.create_task(keep_putting(raw))
         new = field.worker(id="twin", apart=True)
         assert await asyncio.to_thread(old.wait) == FENCED_EXIT
-        error = await putting
-        assert isinstance(error, FencedError) or raw.connection.closed
-        await until(lambda: raw.connection.closed, "the end of the connection")
-        byes = [push for push in raw.pushes if push.topic == "bye"]
-        assert byes
-        assert new.incarnation in str(byes[0].data)
+        assert isinstance(await putting, FencedError | UnavailableError)
+        await until(lambda: idle.connection.closed, "the end of the connection")
+        (bye,) = [push.data["reason"] for push in idle.pushes if push.topic == "bye"]
+        assert new.incarnation in str(bye)
+    async with await Raw.unix(new.socket) as raw:
+        assert (await raw.stats())["directory"]["replicas"] == 0
+        await raw.put({"w": b"new"}, key="new")
 
 
 async def keep_putting(raw: Raw) -> TensorbusError:
