@@ -12,6 +12,7 @@ from tensorbus.errors import (
     NotFoundError,
     OutOfSpaceError,
     TensorbusError,
+    UnavailableError,
 )
 from tensorbus.events import DestroyReason, Event
 from tensorbus.ids import ArtifactId, LeaseId
