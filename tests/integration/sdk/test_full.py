@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,8 +14,9 @@ import tensorbus as tb
 from tensorbus.bus import EmbeddedServer
 from tensorbus.testing._processes import Processes, wait_until
 from tests.integration.sdk.conftest import HOST
+from tests.integration.sdk.test_processes import in_child
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")]
 
 W = torch.arange(32, dtype=torch.float32).reshape(8, 4)
 
@@ -120,6 +122,21 @@ def test_threads_look_while_names_move(full: tb.Bus, bus: tb.Bus) -> None:
         for thread in threads:
             thread.join()
     assert wrong == []
+
+
+def test_a_forked_child_is_refused_and_the_parent_goes_on(full: tb.Bus, bus: tb.Bus) -> None:
+    full.put({"w": W}, key="k")
+    tensor = full.artifact("k")["w"]
+    assert in_child(lambda: full.artifact("k")).startswith("InvalidArgumentError: this bus was connected before")
+    assert in_child(lambda: tensor.sum().item()) == str(W.sum().item())
+    assert full.artifact("late", at_least=bus.put(W[0], key="late").position).nbytes == W[0].nbytes
+
+
+def test_handles_travel_without_the_directory(full: tb.Bus) -> None:
+    copy = pickle.loads(pickle.dumps(full.put({"w": W}, key="k")))
+    assert torch.equal(copy["w"], W)
+    assert "directory_feed" not in copy.bus.stats()
+    copy.bus.close()
 
 
 def test_a_bus_that_is_not_there_is_told(place: Path, tenant: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,31 @@
+"""The guide's examples run as they stand."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from tensorbus.bus import EmbeddedServer
+from tests.integration.sdk.conftest import HOST
+
+pytestmark = pytest.mark.integration
+
+GUIDE = Path(__file__).parents[3] / "docs" / "sdk.md"
+
+
+def test_every_example_of_the_guide(
+    place: Path, tenant: str, nats_server: EmbeddedServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TENSORBUS_HOME", str(place))
+    monkeypatch.setenv("TENSORBUS_HOST_ID", HOST)
+    monkeypatch.setenv("TENSORBUS_TENANT", tenant)
+    monkeypatch.setenv("TENSORBUS_NATS_URL", nats_server.url)
+    text = GUIDE.read_text(encoding="utf-8")
+    blocks = list(re.finditer(r"^```python\n(.*?)^```$", text, re.DOTALL | re.MULTILINE))
+    assert len(blocks) > 8
+    names: dict[str, object] = {"__name__": "guide"}
+    for block in blocks:
+        lines_before = text.count("\n", 0, block.start(1))  # so that a failure names the line of the page
+        exec(compile("\n" * lines_before + block[1], str(GUIDE), "exec"), names)
