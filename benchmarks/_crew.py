@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import multiprocessing
 import signal
 import time
@@ -96,6 +97,7 @@ def perform(players: list[Player], *, seconds: float, lead_s: float = 0.5) -> li
 
 def _play(part: Part, cue: Connection, arguments: dict[str, Any]) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the benchmark ends its players itself
+    gc.freeze()  # else all collect what they inherited at the same moment, and copy its pages for it
     try:
         part(cue, **arguments)
         while True:  # others may still write to this process
