@@ -31,6 +31,8 @@ Bind = tuple[str, int, str]
 Answer = tuple[str, int, int, str]
 """A key, the position that was asked for at least, that of the answer, and the artifact."""
 
+FACTS_WAITING_MAX = 200
+
 PRELOADED = (tb.connect, tb.aconnect)  # imported before the processes are forked, not in each of them
 
 
@@ -104,12 +106,19 @@ async def _offer_facts(cue: Connection, url: str, keys: Sequence[str], artifacts
     cue.send("bound")
     start, seconds = await cue_of(cue)
     begun, step, said = time.perf_counter(), max(1, rate // 100), 0
-    for batch in range(int(seconds * rate / step)):
-        await sleep_until(start + batch * step / rate)
-        async with asyncio.TaskGroup() as group:
-            for n in range(said, said + step):
-                group.create_task(author.say(binds[n % len(binds)]))
-        said += step
+    waiting = asyncio.Semaphore(FACTS_WAITING_MAX)
+
+    async def say(fact: Event) -> None:
+        async with waiting:
+            await author.say(fact)
+
+    async with asyncio.TaskGroup() as group:
+        for batch in range(int(seconds * rate / step)):
+            await sleep_until(start + batch * step / rate)
+            async with waiting:  # who is too slow falls behind, and the rate says so
+                for n in range(said, said + step):
+                    group.create_task(say(binds[n % len(binds)]))
+            said += step
     cue.send((said, time.perf_counter() - max(begun, start)))
     await bus.close()
 
@@ -218,12 +227,13 @@ class Reading:
 class Reader:
     """A process that resolves names at a steady rate, and keys that it is told of at once."""
 
-    def __init__(self, bus: tb.AsyncBus, keys: Sequence[str], news: Connection, rate: float) -> None:
+    def __init__(self, bus: tb.AsyncBus, keys: Sequence[str], news: Connection, *, rate: float, phase: float) -> None:
         self.seen = Reading()
         self._bus = bus
         self._keys = keys
         self._news = news
         self._rate = rate
+        self._phase = phase
         self._told: asyncio.Queue[News] = asyncio.Queue(1000)
 
     async def play(self, start: float, seconds: float) -> None:
@@ -242,7 +252,7 @@ class Reader:
 
     async def _steady(self, start: float, seconds: float) -> None:
         for n in range(int(seconds * self._rate)):
-            due = start + n / self._rate
+            due = start + (n + self._phase) / self._rate
             await sleep_until(due)
             await self._resolve(self._keys[n % len(self._keys)], due, None)
 
@@ -268,14 +278,16 @@ class Reader:
             self.seen.late.append(now - due)
 
 
-def read_keys(cue: Connection, *, home: str, host_id: str, keys: Sequence[str], news: Connection, rate: float) -> None:
-    """One of the readers; says a :class:`Reading`."""
+def read_keys(
+    cue: Connection, *, home: str, host_id: str, keys: Sequence[str], news: Connection, rate: float, phase: float
+) -> None:
+    """One of the readers, a part ``phase`` of a period after the others; says a :class:`Reading`."""
 
     async def main() -> None:
         async with tb.aconnect(home=home, host_id=host_id) as bus:
             for key in keys:
                 await bus.artifact(key)
-            reader = Reader(bus, keys, news, rate)
+            reader = Reader(bus, keys, news, rate=rate, phase=phase)
             await reader.play(*await cue_of(cue))
             cue.send(asdict(reader.seen))
 
@@ -283,7 +295,14 @@ def read_keys(cue: Connection, *, home: str, host_id: str, keys: Sequence[str], 
 
 
 def bind_keys(
-    cue: Connection, *, home: str, host_id: str, keys: Sequence[Sequence[str]], news: Sequence[Connection], rate: float
+    cue: Connection,
+    *,
+    home: str,
+    host_id: str,
+    keys: Sequence[Sequence[str]],
+    news: Sequence[Connection],
+    rate: float,
+    phase: float,
 ) -> None:
     """Bind keys for each reader in turn and tell it; says the seconds of each bind, and the binds."""
 
@@ -307,7 +326,7 @@ def bind_keys(
                     turn, reader = divmod(n, len(keys))
                     key = keys[reader][turn % len(keys[reader])]
                     artifact = pairs[key][(turn // len(keys[reader])) % 2]
-                    await sleep_until(start + n / rate)
+                    await sleep_until(start + (n + phase) / rate)
                     group.create_task(bind(reader, key, artifact))
             cue.send((took, binds))
 
@@ -331,6 +350,7 @@ def run_workers(cue: Connection, *, home: str, host_ids: Sequence[str], period_s
         buses = [await tb.aconnect(home=home, host_id=host_id) for host_id in host_ids]
         mine = [await bus.put(np.frombuffer(f"mine {n}".encode(), np.uint8)) for n, bus in enumerate(buses)]
         start, seconds = await cue_of(cue)
+        await sleep_until(start)
         before = [(await bus.stats())["heartbeat"] for bus in buses]
         async with asyncio.TaskGroup() as group:
             for n, (bus, artifact) in enumerate(zip(buses, mine, strict=True)):

@@ -146,7 +146,7 @@ def _hire_readers(home: Home, hired: Crew, steady: list[str]) -> tuple[list[Play
     readers = [
         hired.hire(
             _parts.read_keys, name=f"reader {n}", home=str(home.path), host_id=_parts.beside(n, WORKERS), keys=steady,
-            news=lines[n][0], rate=RATE * (1 - FRESH_SHARE) / READERS,
+            news=lines[n][0], rate=RATE * (1 - FRESH_SHARE) / READERS, phase=n / READERS,
         )
         for n in range(READERS)
     ]  # fmt: skip
@@ -157,7 +157,7 @@ def _hire_readers(home: Home, hired: Crew, steady: list[str]) -> tuple[list[Play
             hired.hire(
                 _parts.bind_keys, name=f"binder {n}", home=str(home.path), host_id=_parts.beside(4 * n + 1, WORKERS),
                 keys=[[f"fresh/{reader}/{k}" for k in range(8)] for reader in mine],
-                news=[lines[reader][1] for reader in mine], rate=RATE * FRESH_SHARE / BINDERS,
+                news=[lines[reader][1] for reader in mine], rate=RATE * FRESH_SHARE / BINDERS, phase=n / BINDERS,
             )
         )  # fmt: skip
     for line in lines:
@@ -195,7 +195,7 @@ def versions(home: Home, hired: Crew, options: Options) -> list[Row]:
     return [
         bounded(
             BENCH, f"publish to seen by {SUBSCRIBERS}, p95", quantile(seen, 95), "ms", limit=50, better="lower",
-            spread=spread(seen, scale=MS), note=f"{number - 1} versions, {missing} missing; published 3,600 to 7,300 ms",
+            spread=spread(seen, scale=MS), note=f"{number - 1} versions, {missing} missing; published 3,600..7,300 ms",
         ),
         compare(
             BENCH, f"publish to read by {SUBSCRIBERS}, p95", quantile(read, 95), "ms", against="published p95 at best",
