@@ -9,6 +9,8 @@ import pytest
 import torch
 
 import tensorbus as tb
+from tensorbus.clock import Deadline
+from tensorbus.model import Manifest, TensorSpec, ViewSpec, view_id
 from tests.integration.sdk.conftest import HOST
 
 pytestmark = pytest.mark.integration
@@ -80,3 +82,25 @@ def test_a_pin_is_ended_by_its_name(bus: tb.Bus, place: Path, tenant: str) -> No
         bus.unpin(pin.lease)
     with pytest.raises(tb.NotFoundError):
         pin.release()
+
+
+async def test_a_view_that_is_none_is_refused(abus: tb.AsyncBus) -> None:
+    art = await abus.put({"w": W})
+    half = await art.view(slices={"w": 0})
+    assert half._view is not None
+    good = {"artifact": art.id, "view": half.id, "definition": half._view.to_json()}
+    spaced = good["definition"].replace(",", ", ")
+    beyond = ViewSpec.build(Manifest((TensorSpec("w", "f32", (99, 4)),)), slices={"w": 98})
+    wrong = {
+        "of another id": {"view": half.id[:-1] + "x"},
+        "in another spelling": {"definition": spaced},
+        "no json": {"definition": "half of it"},
+        "outside of the tensor": {"view": view_id(art.id, beyond), "definition": beyond.to_json()},
+    }
+    deadline = Deadline(10, what="the test")
+    for what, args in wrong.items():
+        with pytest.raises(tb.InvalidArgumentError):
+            await abus._core.ask("define_view", {**good, **args}, deadline=deadline)
+            pytest.fail(what)
+    await abus._core.ask("define_view", good, deadline=deadline)
+    assert await abus.exists(half.id)

@@ -145,8 +145,8 @@ async def test_a_dropped_async_bus_warns_and_ends_its_session(abus: tb.AsyncBus,
 def test_without_a_worker_it_says_what_to_start(home: Path, place: Path) -> None:
     with pytest.raises(tb.UnavailableError, match="tensorbus up"):
         tb.connect(home=home)
-    with pytest.raises(tb.InvalidArgumentError, match="full"):
-        tb.connect(home=place, directory="full")
+    with pytest.raises(tb.InvalidArgumentError, match="followed"):
+        tb.connect(home=place, directory="part")
     with pytest.raises(tb.InvalidArgumentError, match="TLS"):
         tb.connect("tb+tls://localhost:1")
 
