@@ -49,7 +49,7 @@ QUICK: Final = Sizes(
     restarts=2,
     tensors_max=100_000,
     timeout_s=180,
-    sim_seeds=24,
+    sim_seeds=20,
 )
 SOAK: Final = Sizes(
     crash_rounds=20,

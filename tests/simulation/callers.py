@@ -34,7 +34,7 @@ GIVEN_CONTENTS = tuple(f"given {n}".encode() * 8 for n in range(2))
 """Bytes of their own: an id of the first kind would find them under their given id, too."""
 SERIES = ("sa", "sb")
 TENANT = "t"
-NEED_MEMORY = frozenset({"put", "put_named", "put_given", "register", "pin", "renew", "release", "read"})
+NEED_MEMORY = frozenset({"put", "put_named", "put_given", "register", "pin", "renew", "release", "read", "read_leased"})
 TIMEOUTS_S = (1.0, 4.0, 15.0)
 PAUSES_S = (0.0, 0.01, 0.3, 1.5)
 
@@ -54,6 +54,7 @@ class Promises:
     versions: dict[tuple[str, int], str] = field(default_factory=dict)
     put: list[tuple[str, int]] = field(default_factory=list)
     destroys_asked: set[str] = field(default_factory=set)
+    registered: list[tuple[str, bytes]] = field(default_factory=list)
     published: Counter[str] = field(default_factory=Counter)
     """How many versions each session may have published: those that were acknowledged, or whose outcome is unknown."""
 
@@ -102,7 +103,7 @@ class Caller:
     async def _session(self, worker: str) -> None:
         self.worker, self.leases = worker, []
         self.memory: SimMemory | None = self.cluster.memories.get(worker)
-        for _ in range(self.rng.randrange(1, 40)):
+        for _ in range(self.rng.randrange(1, 16)):
             name = self.rng.choices(self.deeds, self.weights)[0]
             if self.memory is None and name in NEED_MEMORY:
                 continue
@@ -216,6 +217,7 @@ class Caller:
         }
         reply = await self._call("register", args, body=manifest.to_json().encode())
         self.leases.append(str(reply["lease"]))
+        self.promises.registered.append((str(manifest.content_id()), content))
         self.world.cover("register")
 
     async def pin(self) -> None:
@@ -238,15 +240,23 @@ class Caller:
                 self.world.cover("release")
 
     async def read(self) -> None:
-        """Open, look at the bytes, and find those that the id names."""
         number = self.rng.randrange(len(IDS))
-        with self._refusals(NotFoundError, lambda: None in self._life(IDS[number])):
-            reply = await self._call("open", {"artifact": IDS[number]})
+        await self._read(IDS[number], CONTENTS[number])
+
+    async def read_leased(self) -> None:
+        """Another's registered memory: a copy here lets the artifact outlive its lease."""
+        if self.promises.registered:
+            await self._read(*self.rng.choice(self.promises.registered[-4:]))
+
+    async def _read(self, artifact: str, content: bytes) -> None:
+        """Open, look at the bytes, and find those that the id names."""
+        with self._refusals(NotFoundError, lambda: None in self._life(artifact)):
+            reply = await self._call("open", {"artifact": artifact})
             assert self.memory is not None
             ((segment, generation),) = [(p["segment"], p["generation"]) for p in reply["parts"]]  # type: ignore[attr-defined]
             mapped = self.memory.pool.busy.get((segment, generation))
             if mapped is not None:  # else it ended between the answer and this look, which a mapping's pin prevents
-                assert bytes(mapped.data) == CONTENTS[number], "another tensor's bytes"
+                assert bytes(mapped.data) == content, "another tensor's bytes"
             self.world.cover("read")
 
     async def _fill(self, content: bytes) -> dict[str, object]:

@@ -18,20 +18,20 @@ Scenario = Callable[[World], Coroutine[Any, Any, None]]
 
 DEEDS = {
     "put": 5, "put_named": 4, "put_given": 3, "register": 3, "pin": 2, "renew": 1, "release": 2,
-    "read": 5, "destroy": 3, "bind": 1, "unbind": 1, "resolve": 1,
+    "read": 4, "read_leased": 3, "destroy": 3, "bind": 1, "unbind": 1, "resolve": 1,
 }  # fmt: skip
 FAULTS = ("loss", "lost_ack", "duplicate", "slow", "partition", "pause", "bus_pause", "crash")
 SETTLE_S = 60.0
 
 
-def artifacts(*, for_s: float = 40.0) -> Scenario:
+def artifacts(*, deeds: dict[str, int] = DEEDS, for_s: float = 40.0) -> Scenario:
     """Callers put, register, pin, read and destroy the same few artifacts through two workers; all faults come."""
 
     async def scenario(world: World) -> None:
         cluster, promises = Cluster(world), Promises()
         with in_memory():
             start(cluster)
-            call(cluster, promises, workers=WORKERS, deeds=DEEDS)
+            call(cluster, promises, workers=WORKERS, deeds=deeds)
             await disturb(world, [*WORKERS, *GATEWAYS, *CALLERS], for_s=for_s)
             for name in CALLERS:
                 world.crash(name)

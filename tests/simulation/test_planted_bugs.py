@@ -13,7 +13,7 @@ import pytest
 
 from tensorbus.bus import Bus, Conflict, Heartbeat, _append, append
 from tensorbus.clock import Deadline
-from tensorbus.events import Event
+from tensorbus.events import DestroyReason, Event
 from tensorbus.feeds import Author, DirectoryFeed
 from tensorbus.lifecycle import Artifact, Touched, Verdict
 from tensorbus.projections import LiveDirectory
@@ -124,14 +124,23 @@ def _ends_what_is_held(self: Artifact, reason: object) -> bool:
     return False
 
 
-async def _abandons_what_others_joined(self: Puts, tenant: str, artifact: Any, *, principal: str) -> None:
+async def _abandons_what_others_joined(self: Puts, tenant: str, artifact: Any, *, born: int, principal: str) -> None:
     held = self._store.get(tenant, artifact)
     if held is not None:
         held.joined = False
-    await right_abandon(self, tenant, artifact, principal=principal)
+    await right_abandon(self, tenant, artifact, born=born, principal=principal)
 
 
 right_abandon = Puts.abandon
+
+
+def _yields_to_copies_only(self: Artifact, reason: DestroyReason) -> bool:
+    return reason in (DestroyReason.LOST, DestroyReason.LEASE_ENDED) and bool(self.replicas)
+
+
+def _plant_abandon(stack: ExitStack) -> None:
+    replaced(Artifact, "outlives", _yields_to_copies_only)(stack)
+    replaced(Puts, "abandon", _abandons_what_others_joined)(stack)
 
 
 def _keeps_what_ended(self: Reclaim, _position: int, touched: Iterable[Touched]) -> None:
@@ -148,10 +157,11 @@ class Planted:
 
     plant: Bug
     scenario: Scenario
-    seeds: int
+    seeds: int | range
     plan: FaultPlan | None = None
 
 
+NAMED_PUTS = {"put": 4, "put_named": 8, "unbind": 2, "destroy": 2}
 SLOW = FaultPlan(slow=0.3, crash=Wave(every_s=15.0, length_s=8.0))
 
 BUGS = {
@@ -180,14 +190,17 @@ BUGS = {
         replaced(LiveDirectory, "verdict", _every_fact_counts), artifacts(), 40
     ),
     "a reader does not wait for its own writes": Planted(
-        replaced(Core, "reached", _answers_from_what_it_has), names(), 20
+        replaced(Core, "reached", _answers_from_what_it_has), names(), 80
     ),
     "a number is given again after an unknown outcome": Planted(
         replaced(Author, "_say_one", _says_the_next_number_after_an_unknown_outcome), artifacts(), 40
     ),
-    "an end does not yield to a new copy": Planted(replaced(Artifact, "outlives", _ends_what_is_held), artifacts(), 60),
+    "an end does not yield to a new copy": Planted(replaced(Artifact, "outlives", _ends_what_is_held), artifacts(), 20),
     "a put that is given up takes others with it": Planted(
-        replaced(Puts, "abandon", _abandons_what_others_joined), artifacts(), 80
+        _plant_abandon,
+        artifacts(deeds=NAMED_PUTS),
+        range(30, 60),
+        FaultPlan(delay_s=(0.05, 0.4)),
     ),
     "memory of what ended is kept": Planted(replaced(Reclaim, "on_change", _keeps_what_ended), artifacts(), 10),
     "leases outlive their callers": Planted(replaced(Leases, "gone", _keeps_leases_of_the_dead), artifacts(), 10),
@@ -201,4 +214,4 @@ def test_a_planted_bug_is_found(name: str) -> None:
     with ExitStack() as stack:
         planted.plant(stack)
         found = search(planted.scenario, planted.seeds, check_every=50, **options)
-    assert found is not None, f"{planted.seeds} seeds did not find that {name}"
+    assert found is not None, f"seeds {planted.seeds} did not find that {name}"
