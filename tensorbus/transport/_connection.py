@@ -22,11 +22,16 @@ CloseHandler = Callable[[TensorbusError], None]
 
 @dataclass(slots=True)
 class Reply:
-    """The answer to a call. Descriptors that are not taken (``reply.fds.take()``) are closed with it."""
+    """The answer to a call. Descriptors that are not taken (``reply.fds.take()``) are closed with it.
+
+    Attributes:
+        undo: On the server's side: takes back what was granted, if the caller gave up before it had the answer.
+    """
 
     data: dict[str, object] = field(default_factory=dict)
     body: BytesLike = b""
     fds: Fds = field(default_factory=Fds)
+    undo: Callable[[], None] | None = None
 
 
 @dataclass(slots=True)
@@ -115,8 +120,10 @@ class Connection:
                 await self._channel.send(header, body, mine)
                 return await answer
         except (asyncio.CancelledError, TimeoutError):
-            if number in self._waiting:
-                self._cancel(number)
+            # Also when the answer is here already: the server then takes back what it granted.
+            self._cancel(number)
+            if answer.done() and not answer.cancelled() and answer.exception() is None:
+                answer.result().fds.close()
             raise
         finally:
             self._waiting.pop(number, None)

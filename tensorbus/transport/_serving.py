@@ -21,6 +21,9 @@ log = logging.getLogger("tensorbus.transport")
 
 CONCURRENT_MAX = 64
 WAITING_MAX = 1024
+UNDO_KEPT = 4096
+"""How many of the newest answers can be taken back: more than can be on their way to one caller."""
+TIMEOUT_S_MAX = 1e9
 _PUSH_BUFFER_BYTES_MAX = 4 * 1024 * 1024
 
 
@@ -173,6 +176,7 @@ class _Server:
         self._turn = asyncio.Semaphore(concurrent_max)
         self._tasks_max = concurrent_max + waiting_max
         self._tasks: dict[int, asyncio.Task[None]] = {}
+        self._undo: dict[int, Callable[[], None]] = {}
 
     async def run(self) -> None:
         try:
@@ -183,6 +187,8 @@ class _Server:
                     task.cancel()
         except* TensorbusError as group_exc:
             log.info("connection of %s ended: %s", self._session.info.address, group_exc.exceptions[0])
+        except* Exception:  # the edge of the connection: whatever one peer sends ends that peer's connection alone
+            log.exception("connection of %s failed", self._session.info.address)
 
     async def _take(self, frame: Frame, group: asyncio.TaskGroup) -> None:
         number = frame.header.get("id")
@@ -193,11 +199,16 @@ class _Server:
                     await self._fail(number, OutOfSpaceError(f"{len(self._tasks)} requests wait on this connection"))
                     return
                 request = _request(frame)
-                self._tasks[number] = group.create_task(self._answer(number, request), name=f"op {request.op}")
+                task = group.create_task(self._answer(number, request), name=f"op {request.op}")
+                self._tasks[number] = task
+                # Not in the task itself: one that is cancelled before its first step never gets to its end.
+                task.add_done_callback(lambda _: self._ended(number, request))
             case "call":
                 raise RemoteProtocolError(f"call with the id {number!r}, which is in use or no number")
             case "cancel" if isinstance(number, int) and number in self._tasks:
                 self._tasks[number].cancel()
+            case "cancel" if isinstance(number, int) and number in self._undo:
+                self._undo.pop(number)()  # the answer was on its way to somebody who had given up
             case _:
                 frame.fds.close()
 
@@ -211,9 +222,10 @@ class _Server:
                 await self._fail(number, reply)
         except UnavailableError:
             log.debug("answer to %s of %s has no taker", request.op, self._session.info.address)
-        finally:
-            request.fds.close()
-            self._tasks.pop(number, None)
+
+    def _ended(self, number: int, request: Request) -> None:
+        request.fds.close()
+        self._tasks.pop(number, None)
 
     async def _handle(self, request: Request) -> Reply | TensorbusError:
         try:
@@ -226,6 +238,10 @@ class _Server:
             return TensorbusError(f"{request.op} failed inside the server: {type(exc).__name__}: {exc}")
 
     async def _reply(self, number: int, reply: Reply) -> None:
+        if reply.undo is not None:
+            self._undo[number] = reply.undo
+            if len(self._undo) > UNDO_KEPT:
+                del self._undo[next(iter(self._undo))]
         try:
             await self._channel.send({"t": "ok", "id": number, "data": reply.data}, reply.body, reply.fds)
         except UnavailableError:
@@ -246,7 +262,12 @@ class _Server:
 def _request(frame: Frame) -> Request:
     header = frame.header
     op, args, timeout_s = header.get("op"), header.get("args"), header.get("timeout_s")
-    if not isinstance(op, str) or not isinstance(args, dict) or not isinstance(timeout_s, int | float | None):
+    if (
+        not isinstance(op, str)
+        or not isinstance(args, dict)
+        or not isinstance(timeout_s, int | float | None)
+        or not 0 <= (timeout_s or 0) <= TIMEOUT_S_MAX
+    ):
         frame.fds.close()
-        raise RemoteProtocolError("a call must name an op, args and timeout_s")
+        raise RemoteProtocolError("a call must name an op, args, and a timeout_s from 0 to 1e9 or null")
     return Request(op=op, args=args, deadline=Deadline(timeout_s, what=op), body=frame.body, fds=frame.fds)

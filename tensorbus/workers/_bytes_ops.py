@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 
 from tensorbus.errors import ConflictError, InvalidArgumentError, NotFoundError
 from tensorbus.events import LeasePurpose
@@ -78,7 +79,13 @@ class BytesOps:
             segment.release()
             raise
         self._filling[segment.id, segment.generation] = caller, segment
-        return Reply(data, fds=Fds(fds))
+        return Reply(data, fds=Fds(fds), undo=lambda: self._give_up(caller, segment))
+
+    def _give_up(self, caller: Caller, segment: Segment) -> None:
+        """The caller never learned of the segment it was granted."""
+        if self._filling.get((segment.id, segment.generation)) == (caller, segment):
+            del self._filling[segment.id, segment.generation]
+            segment.release()
 
     async def abort(self, caller: Caller, request: Request) -> Reply:
         asked = ask.parse(ask.SegmentAsk, request.args, op="abort")
@@ -105,11 +112,16 @@ class BytesOps:
         incoming = self._incoming(caller, asked, manifest, parts, lease=lease)
         taken = await self._carry(caller, incoming, digest=asked.sealed or asked.id is not None, name="register")
         reply = self._taken(caller, taken)
-        return Reply({**reply.data, "lease": lease.id})
+        return Reply({**reply.data, "lease": lease.id}, undo=partial(self._end_unknown, caller, lease.id))
 
     async def _carry(self, caller: Caller, incoming: Incoming, *, digest: bool, name: str) -> Taken:
         """Bring the put to its end in the worker's own time; the caller waits as long as it likes."""
-        return await self._core.finish(self._take(caller, incoming, digest=digest), name=name)
+
+        def unwanted(_taken: Taken) -> None:
+            if incoming.lease is not None:
+                self._end_unknown(caller, incoming.lease.id)
+
+        return await self._core.finish(self._take(caller, incoming, digest=digest), name=name, unwanted=unwanted)
 
     async def _take(self, caller: Caller, incoming: Incoming, *, digest: bool) -> Taken:
         if digest:
@@ -217,8 +229,15 @@ class BytesOps:
         record = self._resolve(caller, asked.artifact)
         await self._fetches.ensure(caller.tenant, record.artifact, deadline=request.deadline)
         work = self._leases.pin(caller, record.artifact, ttl_s=asked.ttl_s, deadline=known_outcome())
-        lease, position = await self._core.finish(work, name="pin")
-        return Reply({"lease": lease, "position": position})
+        lease, position = await self._core.finish(
+            work, name="pin", unwanted=lambda granted: self._end_unknown(caller, granted[0])
+        )
+        undo = partial(self._end_unknown, caller, lease)
+        return Reply({"lease": lease, "position": position}, undo=undo)
+
+    def _end_unknown(self, caller: Caller, lease: LeaseId) -> None:
+        """End a lease that the caller was granted and never learned of."""
+        self._core.spawn(self._leases.end_unknown(caller, lease), name=f"end unknown lease {lease}")
 
     # -- mapping ------------------------------------------------------------------------------------------------------
 

@@ -73,10 +73,15 @@ class Core:
     def state(self) -> Directory:
         return self.feed.live.state
 
-    async def finish(self, work: Coroutine[Any, Any, T], *, name: str) -> T:
+    async def finish(
+        self, work: Coroutine[Any, Any, T], *, name: str, unwanted: Callable[[T], None] | None = None
+    ) -> T:
         """Run something to its end, whatever becomes of the caller who waits for it.
 
         An error belongs to who waits; without one it is dropped, and the log and the fold say what is true.
+
+        Args:
+            unwanted: Called with the result if it comes when nobody waits any more.
         """
         done: asyncio.Future[T] = asyncio.get_running_loop().create_future()
 
@@ -101,7 +106,12 @@ class Core:
             done.cancel()
 
         task.add_done_callback(ended)
-        return await asyncio.shield(done)
+        try:
+            return await asyncio.shield(done)
+        except asyncio.CancelledError:
+            if unwanted is not None:
+                done.add_done_callback(lambda _: _give_to(unwanted, done))
+            raise
 
     def spawn(self, work: Coroutine[Any, Any, None], *, name: str) -> None:
         """Run something in the worker's group: cancelled when the worker ends, and its failure ends the worker."""
@@ -160,6 +170,11 @@ class Core:
             if len(self._manifests) > MANIFESTS_KEPT:
                 del self._manifests[next(iter(self._manifests))]
         return known
+
+
+def _give_to(unwanted: Callable[[T], None], done: asyncio.Future[T]) -> None:
+    if not done.cancelled() and done.exception() is None:
+        unwanted(done.result())
 
 
 def manifest_body(manifest: Manifest) -> bytes:

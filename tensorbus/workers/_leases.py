@@ -116,6 +116,14 @@ class Leases:
         self._over(granted)
         return await self._say_end(granted, LeaseEnd.RELEASED, deadline=deadline)
 
+    async def end_unknown(self, caller: Caller, lease: LeaseId) -> None:
+        """End a lease that its caller never learned of, whatever the bus does."""
+        granted = self._granted.get(lease)
+        caller.leases.pop(lease, None)
+        if granted is not None:
+            self._over(granted)
+            await self._end_quietly(granted, LeaseEnd.RELEASED)
+
     def gone(self, caller: Caller) -> None:
         """A caller's connection ended: its own memory is no replica from this moment; the facts follow."""
         ended = [granted for lease in caller.leases if (granted := self._granted.get(lease)) is not None]
