@@ -26,7 +26,7 @@ from tensorbus.events import (
     VersionPublished,
     ViewDefined,
 )
-from tensorbus.ids import ArtifactId, Incarnation, WorkerId, is_system_id
+from tensorbus.ids import RANDOM_PREFIX, ArtifactId, Incarnation, WorkerId, is_system_id
 from tensorbus.lifecycle._directory import Directory
 from tensorbus.lifecycle._records import Artifact, Key, Series
 
@@ -47,7 +47,7 @@ def birth(state: Directory, fact: ArtifactPut | ArtifactRegistered) -> ArtifactP
     Raises:
         ConflictError: If the id names other bytes, now or in a former life, or the key names another artifact.
     """
-    found = state.artifact(fact.tenant, fact.artifact)
+    found = same_id(state, tenant=fact.tenant, artifact=fact.artifact)
     if found is None:
         return fact
     if found.digest is None or fact.digest is None or found.digest != fact.digest:
@@ -60,6 +60,25 @@ def birth(state: Directory, fact: ArtifactPut | ArtifactRegistered) -> ArtifactP
             asked=fact.digest,
         )
     return Existing(found.artifact) if found.live else fact
+
+
+def same_id(state: Directory, *, tenant: str, artifact: ArtifactId) -> Artifact | None:
+    """The artifact that a put of an id meets: that of the very id, or one named at random whose digest is that id.
+
+    One with an id that a caller gave is that caller's: equal bytes do not make it another's.
+    """
+    found = state.artifact(tenant, artifact)
+    if found is None or found.artifact == artifact or found.artifact.startswith(RANDOM_PREFIX):
+        return found
+    return state.artifacts.get((tenant, artifact))
+
+
+def named_with_bytes(state: Directory, *, tenant: str, key: str | None, digest: str | None) -> ArtifactId | None:
+    """The live artifact that a key names, if it has just these bytes: a put of them under that key is a repetition."""
+    known = None if key is None else state.key(tenant, key)
+    if known is None or known.artifact is None or digest is None:
+        return None
+    return known.artifact if state.artifacts[tenant, known.artifact].digest == digest else None
 
 
 def check_key_free(state: Directory, *, tenant: str, key: str, artifact: ArtifactId, rebind: bool) -> None:

@@ -143,12 +143,13 @@ class Puts:
         digest = None
         if manifest.digested:
             digest = await off_loop(Manifest.content_id, manifest, weight=len(manifest))
+        state, tenant, key = self._core.state, incoming.tenant, incoming.key
         artifact = ArtifactId(incoming.given or digest or random_artifact_id(self._core.ids))
-        if incoming.key is not None:
-            known_as = self._known_as(incoming.tenant, artifact)
-            rules.check_key_free(
-                self._core.state, tenant=incoming.tenant, key=incoming.key, artifact=known_as, rebind=incoming.rebind
-            )
+        if incoming.given is None and incoming.lease is None:
+            artifact = rules.named_with_bytes(state, tenant=tenant, key=key, digest=digest) or artifact
+        if key is not None:
+            known_as = self._known_as(tenant, artifact)
+            rules.check_key_free(state, tenant=tenant, key=key, artifact=known_as, rebind=incoming.rebind)
         fact = await self._birth_fact(incoming, artifact, digest, deadline=deadline)
         held = Held(incoming.tenant, artifact, incoming.parts, incoming.layout, manifest)
         held.lease = incoming.lease.id if incoming.lease else None
@@ -399,7 +400,7 @@ class Puts:
 
     def _known_as(self, tenant: str, artifact: ArtifactId) -> ArtifactId:
         """The id under which the same bytes are known already, if they are."""
-        found = self._core.state.artifact(tenant, artifact)
+        found = rules.same_id(self._core.state, tenant=tenant, artifact=artifact)
         return found.artifact if found is not None and found.live else artifact
 
 

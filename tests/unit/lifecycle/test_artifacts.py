@@ -8,6 +8,7 @@ import pytest
 
 from tensorbus.errors import ConflictError, NotFoundError
 from tensorbus.events import ArtifactDestroyed, DestroyReason, Tier, encode
+from tensorbus.ids import ArtifactId
 from tensorbus.lifecycle import ReplicaKey, Touched, rules
 from tests.unit.lifecycle import history as h
 
@@ -87,7 +88,23 @@ def test_a_content_id_finds_what_was_linked_to_it_later(log: h.Log) -> None:
     assert log.state.artifact(h.T, h.D1) is None
     assert log.append(h.digest_known(h.Y, h.D1)).kept
     assert log.state.artifact(h.T, h.D1) is record(log, h.Y)
-    assert rules.birth(log.state, h.put(h.D1, h.D1)) == rules.Existing(h.Y)
+
+
+def test_a_put_by_content_joins_a_random_id_and_never_one_that_a_caller_gave(log: h.Log) -> None:
+    log.append(h.put(h.Y, h.D1))
+    assert rules.birth(log.state, h.put(h.D1, h.D1)) == h.put(h.D1, h.D1)
+    random = ArtifactId("tbr:" + "5" * 40)
+    log.append(h.put(random, None))
+    log.append(h.digest_known(random, h.D2))
+    assert rules.birth(log.state, h.put(h.D2, h.D2)) == rules.Existing(random)
+
+
+def test_a_put_of_the_same_bytes_under_the_same_key_is_a_repetition(log: h.Log) -> None:
+    log.append(h.put(h.Y, h.D1))
+    log.append(h.bound("k", h.Y))
+    assert rules.named_with_bytes(log.state, tenant=h.T, key="k", digest=h.D1) == h.Y
+    assert rules.named_with_bytes(log.state, tenant=h.T, key="k", digest=h.D2) is None
+    assert rules.named_with_bytes(log.state, tenant=h.T, key="other", digest=h.D1) is None
 
 
 def test_a_digest_is_said_once(log: h.Log) -> None:
