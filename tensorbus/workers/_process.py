@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import os
 import resource
 import signal
@@ -34,7 +35,15 @@ async def _run(worker: Worker, ready: Callable[[WorkerCard], None]) -> None:
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, lambda: os._exit(130) if stop.is_set() else stop.set())
-    await worker.run(stop=stop, ready=ready)
+
+    def announce(card: WorkerCard) -> None:
+        # What start-up made lives as long as the process: a full collection that walks a large Directory would hold
+        # the interpreter for most of a second, and the loop owes the bus a heartbeat.
+        gc.collect()
+        gc.freeze()
+        ready(card)
+
+    await worker.run(stop=stop, ready=announce)
 
 
 def _raise_file_limit() -> None:
