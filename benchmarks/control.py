@@ -58,6 +58,7 @@ def followed(home: Home, hired: Crew, options: Options) -> list[Row]:
     first = resolving.hear(30)
     hired.dismiss()
     load = f"{said / took_s:.0f} facts/s, a tenth of them on followed keys"
+    rate = bounded(BENCH, "facts/s meanwhile", said / took_s, "/s", limit=0.95 * FACTS_RATE, better="higher")
     rows = [
         compare(
             BENCH, f"resolve a followed key, {name}", quantile(resolves, percent, US), "us",
@@ -74,7 +75,7 @@ def followed(home: Home, hired: Crew, options: Options) -> list[Row]:
         )
         for name, percent in (("p50", 50), ("p99", 99))
     ]  # fmt: skip
-    return rows
+    return [rate, *rows]
 
 
 # -- the published load ------------------------------------------------------------------------------------------------
