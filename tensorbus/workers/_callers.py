@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from tensorbus.errors import InvalidArgumentError, TensorbusError
 from tensorbus.ids import LeaseId
 from tensorbus.transport import PeerSession
+from tensorbus.workers._core import start_in
 
 if TYPE_CHECKING:
     from tensorbus.workers._events import Cursor
@@ -95,8 +96,12 @@ class Callers:
         """Hook of the server: a connection was made."""
         caller = Caller(session)
         self._callers[session.id] = caller
-        self._pushers[session.id] = self._group.create_task(self._push(caller), name=f"push {session.id}")
         session.on_close(lambda: self._gone(caller))
+        pusher = start_in(self._group, self._push(caller), name=f"push {session.id}")
+        if pusher is None:
+            session.close()
+        else:
+            self._pushers[session.id] = pusher
 
     def of(self, session: PeerSession) -> Caller:
         return self._callers[session.id]

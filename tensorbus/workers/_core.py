@@ -96,10 +96,10 @@ class Core:
                 if not done.done():
                     done.set_result(result)
 
-        if self._closed:
+        task = None if self._closed else self._start(run(), name=name)
+        if task is None:
             work.close()
             raise UnavailableError(f"worker {self.me.worker} is leaving", worker=self.me.worker)
-        task = self._start(run(), name=name)
 
         def ended(_task: asyncio.Task[None]) -> None:
             work.close()  # a task that is cancelled before its first step never came to it
@@ -120,10 +120,11 @@ class Core:
             return
         _ = self._start(work, name=name)
 
-    def _start(self, work: Coroutine[Any, Any, None], *, name: str) -> asyncio.Task[None]:
-        task = self.group.create_task(work, name=name)
-        self._spawned.add(task)
-        task.add_done_callback(self._spawned.discard)
+    def _start(self, work: Coroutine[Any, Any, None], *, name: str) -> asyncio.Task[None] | None:
+        task = start_in(self.group, work, name=name)
+        if task is not None:
+            self._spawned.add(task)
+            task.add_done_callback(self._spawned.discard)
         return task
 
     def close(self) -> None:
@@ -170,6 +171,18 @@ class Core:
             if len(self._manifests) > MANIFESTS_KEPT:
                 del self._manifests[next(iter(self._manifests))]
         return known
+
+
+def start_in(group: asyncio.TaskGroup, work: Coroutine[Any, Any, None], *, name: str) -> asyncio.Task[None] | None:
+    """Start work in the worker's group, or nothing if the worker is going down already.
+
+    Else the first error, which says why it goes, would be joined by those of all that come too late.
+    """
+    try:
+        return group.create_task(work, name=name)
+    except RuntimeError:
+        work.close()
+        return None
 
 
 def _give_to(unwanted: Callable[[T], None], done: asyncio.Future[T]) -> None:
