@@ -18,9 +18,12 @@ from tensorbus.clock import Deadline
 from tensorbus.errors import NotFoundError
 from tensorbus.testing._processes import Processes, Program, WorkerProgram, wait_until
 from tests.integration.workers.raw import Raw
+from tests.sizes import SIZES
 
 FENCED_EXIT = 4
 TTL_S = 2.0
+WAIT_S = 60.0
+"""A busy machine takes its time; what is waited for is a condition, never this."""
 
 
 class Field:
@@ -43,7 +46,12 @@ class Field:
         if options.pop("apart", False):
             self._homes += 1
             home = self.home / f"h{self._homes}"
-        return self.processes.worker(roles, home=home, **options)  # type: ignore[arg-type]  # passed on
+        ready = options.pop("ready", True)
+        program = self.processes.worker(roles, home=home, ready=False, **options)  # type: ignore[arg-type]  # passed on
+        if ready:
+            program.until('{"event": "ready"', timeout_s=WAIT_S)
+            program.await_ready()
+        return program
 
     def actor(
         self, verb: str, worker: WorkerProgram, *, env: Mapping[str, str] | None = None, **given: object
@@ -84,7 +92,7 @@ def field(home: Path) -> Iterator[Field]:
 def said(program: Program, event: str) -> dict[str, Any]:
     """The first line of an actor that tells of an event; waits for it."""
     mark = f'"event": "{event}"'
-    program.until(mark, timeout_s=60)
+    program.until(mark, timeout_s=SIZES.timeout_s)
     return next(json.loads(line) for line in program.text.splitlines() if mark in line)
 
 
@@ -92,7 +100,7 @@ def fds(program: Program) -> int:
     return len(os.listdir(f"/proc/{program.pid}/fd"))
 
 
-async def eventually(raw: Raw, what: str, *path: str, equals: object, timeout_s: float = 30.0) -> None:
+async def eventually(raw: Raw, what: str, *path: str, equals: object, timeout_s: float = WAIT_S) -> None:
     """Wait until a figure of ``stats`` is as given."""
     async with Deadline(timeout_s, what=what).scope():
         while True:
@@ -104,7 +112,7 @@ async def eventually(raw: Raw, what: str, *path: str, equals: object, timeout_s:
             await asyncio.sleep(0.02)
 
 
-async def gone(raw: Raw, ref: str, *, timeout_s: float = 30.0) -> NotFoundError:
+async def gone(raw: Raw, ref: str, *, timeout_s: float = WAIT_S) -> NotFoundError:
     """Wait until nothing has that name, and give the error that says so."""
     async with Deadline(timeout_s, what=f"the end of {ref}").scope():
         while True:

@@ -28,7 +28,7 @@ CALL_S = 30.0
 DEFAULT = "default"
 
 
-async def until(condition: Callable[[], object], what: str, *, timeout_s: float = 30.0) -> None:
+async def until(condition: Callable[[], object], what: str, *, timeout_s: float = 60.0) -> None:
     """Wait for something to become true, with a deadline."""
     async with Deadline(timeout_s, what=what).scope():
         while not condition():
