@@ -69,3 +69,7 @@ def test_names_hold_whatever_comes_over_workers_and_callers() -> None:
     reached = ("bind", "unbind", "publish", "destroy", "resolve", "conflict", "unknown_outcome", "connection_lost")
     refused = ("refused.NotFoundError", "refused.ConflictError", "dropped.destroyed")
     sweep(names(), SIZES.sim_seeds, check_every=50).check(covers=[*covers, *reached, *refused])
+
+
+def test_a_caller_who_comes_while_a_fenced_worker_goes_down_does_not_hide_that_it_is_fenced() -> None:
+    sweep(names(), [1248], check_every=50).check()

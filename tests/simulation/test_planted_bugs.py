@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Iterable
-from contextlib import ExitStack
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable
+from contextlib import ExitStack, asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
 from unittest.mock import patch
@@ -18,6 +18,7 @@ from tensorbus.feeds import Author, DirectoryFeed
 from tensorbus.lifecycle import Artifact, Touched, Verdict
 from tensorbus.projections import LiveDirectory
 from tensorbus.testing import FaultPlan, Wave, World, search
+from tensorbus.workers import _puts as puts
 from tensorbus.workers._core import Core
 from tensorbus.workers._leases import Leases
 from tensorbus.workers._puts import Puts
@@ -138,6 +139,22 @@ def _yields_to_copies_only(self: Artifact, reason: DestroyReason) -> bool:
     return reason in (DestroyReason.LOST, DestroyReason.LEASE_ENDED) and bool(self.replicas)
 
 
+@asynccontextmanager
+async def _forgets_who_waits(self: Puts, where: Any) -> AsyncIterator[None]:
+    turn = self._births.setdefault(where, puts._Turn())
+    try:
+        async with turn.lock:
+            yield
+    finally:
+        if not turn.lock.locked():
+            self._births.pop(where, None)
+
+
+async def _abandons_any_life(self: Puts, tenant: str, artifact: Any, *, born: int, principal: str) -> None:
+    record = self._core.state.artifact(tenant, artifact)
+    await right_abandon(self, tenant, artifact, born=born if record is None else record.born, principal=principal)
+
+
 def _plant_abandon(stack: ExitStack) -> None:
     replaced(Artifact, "outlives", _yields_to_copies_only)(stack)
     replaced(Puts, "abandon", _abandons_what_others_joined)(stack)
@@ -162,6 +179,7 @@ class Planted:
 
 
 NAMED_PUTS = {"put": 4, "put_named": 8, "unbind": 2, "destroy": 2}
+GIVEN_PUTS = {"put_named": 4, "put_given": 8, "unbind": 3, "destroy": 4}
 SLOW = FaultPlan(slow=0.3, crash=Wave(every_s=15.0, length_s=8.0))
 
 BUGS = {
@@ -201,6 +219,15 @@ BUGS = {
         artifacts(deeds=NAMED_PUTS),
         range(30, 60),
         FaultPlan(delay_s=(0.05, 0.4)),
+    ),
+    "a third put of an id takes no turn": Planted(
+        replaced(Puts, "_one_at_a_time", _forgets_who_waits), artifacts(deeds=NAMED_PUTS), range(10, 60)
+    ),
+    "a put that is given up ends a later life": Planted(
+        replaced(Puts, "abandon", _abandons_any_life),
+        artifacts(deeds=GIVEN_PUTS),
+        range(45, 90),
+        FaultPlan(delay_s=(0.05, 0.5), slow=0.2),
     ),
     "memory of what ended is kept": Planted(replaced(Reclaim, "on_change", _keeps_what_ended), artifacts(), 10),
     "leases outlive their callers": Planted(replaced(Leases, "gone", _keeps_leases_of_the_dead), artifacts(), 10),
