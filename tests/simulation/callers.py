@@ -215,10 +215,12 @@ class Caller:
             "layout": _layout(manifest),
             "lease_s": self.rng.choice((3.0, 600.0)),
         }
-        reply = await self._call("register", args, body=manifest.to_json().encode())
-        self.leases.append(str(reply["lease"]))
-        self.promises.registered.append((str(manifest.content_id()), content))
-        self.world.cover("register")
+        # A worker that stands still for longer than the lease answers when it is over.
+        with self._refusals(ConflictError, lambda: self._ended_meanwhile(str(manifest.content_id()))):
+            reply = await self._call("register", args, body=manifest.to_json().encode())
+            self.leases.append(str(reply["lease"]))
+            self.promises.registered.append((str(manifest.content_id()), content))
+            self.world.cover("register")
 
     async def pin(self) -> None:
         artifact, ttl_s = self._some_id(), self.rng.choice((None, 2.0, 10.0))
@@ -262,7 +264,9 @@ class Caller:
     async def _fill(self, content: bytes) -> dict[str, object]:
         reply = await self._call("alloc", {"nbytes": len(content)})
         assert self.memory is not None
-        self.memory.pool.busy[int(reply["segment"]), int(reply["generation"])].data[:] = content
+        filling = self.memory.pool.busy.get((int(reply["segment"]), int(reply["generation"])))
+        if filling is not None:  # else the worker went down since, and nobody will ask for these bytes
+            filling.data[:] = content
         return {"segment": reply["segment"], "generation": reply["generation"]}
 
     # -- shared -------------------------------------------------------------------------------------------------------

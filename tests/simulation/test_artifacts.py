@@ -24,14 +24,23 @@ FAULTS = ("loss", "lost_ack", "duplicate", "slow", "partition", "pause", "bus_pa
 SETTLE_S = 60.0
 
 
-def artifacts(*, deeds: dict[str, int] = DEEDS, for_s: float = 40.0) -> Scenario:
-    """Callers put, register, pin, read and destroy the same few artifacts through two workers; all faults come."""
+def artifacts(*, deeds: dict[str, int] = DEEDS, for_s: float = 40.0, one_sleeps: bool = False) -> Scenario:
+    """Callers put, register, pin, read and destroy the same few artifacts through two workers; all faults come.
+
+    Args:
+        one_sleeps: Whether a worker stands still for longer than its TTL first, which few plans bring about in time.
+    """
 
     async def scenario(world: World) -> None:
         cluster, promises = Cluster(world), Promises()
         with in_memory():
             start(cluster)
             call(cluster, promises, workers=WORKERS, deeds=deeds)
+            if one_sleeps:
+                await asyncio.sleep(5.0)
+                world.pause("w0")
+                await asyncio.sleep(2 * TTL_S)
+                world.resume("w0")
             await disturb(world, [*WORKERS, *GATEWAYS, *CALLERS], for_s=for_s)
             for name in CALLERS:
                 world.crash(name)
@@ -116,5 +125,5 @@ def test_bytes_hold_whatever_comes_over_workers_and_callers() -> None:
     covers = [f"fault.{name}" for name in FAULTS]
     reached = ("put", "joined", "register", "pin", "release", "read", "fetched", "unknown_outcome", "connection_lost")
     ends = [f"destroyed.{reason}" for reason in DestroyReason]
-    found = sweep(artifacts(), SIZES.sim_seeds, check_every=50)
+    found = sweep(artifacts(one_sleeps=True), SIZES.sim_seeds, check_every=50)
     found.check(covers=[*covers, *reached, *ends, "CallerLeaseEnded", "ReplicaAdded", "conflict", "fenced"])
