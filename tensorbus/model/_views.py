@@ -32,6 +32,9 @@ class Indexable(Protocol):
 
 
 ArrayT = TypeVar("ArrayT", bound=Indexable)
+T = TypeVar("T")
+
+_FLAGS: Final = frozenset({"bool", "torch.bool"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,12 +123,10 @@ class ViewSpec:
             NotFoundError: If the base has no tensor of a name.
             InvalidArgumentError: If an index or permutation does not fit, or names a tensor that is not taken.
         """
-        if isinstance(names, str):
-            raise InvalidArgumentError(f"names must be several names, not the one str {names[:80]!r}")
-        chosen = base.names if names is None else tuple(sorted({base.find(name).name for name in names}))
+        chosen = base.names if names is None else tuple(sorted({base.find(name).name for name in _names(names)}))
         if not chosen:
             raise InvalidArgumentError("a view has at least one tensor; names is empty")
-        slices, transpose = slices or {}, transpose or {}
+        slices, transpose = _by_name(slices, "slices"), _by_name(transpose, "transpose")
         touched = sorted(base.find(name).name for name in {**slices, **transpose})
         if left_out := set(touched).difference(chosen):
             raise InvalidArgumentError(f"tensor {min(left_out)[:80]!r} is sliced or transposed but not among names")
@@ -196,6 +197,28 @@ def view_id(base: str, spec: ViewSpec) -> ArtifactId:
     if spec.whole:
         return ArtifactId(base)
     return ArtifactId(VIEW_PREFIX + blake3(prefixed(base, spec.to_json())).hexdigest())
+
+
+def _names(names: object) -> list[str]:
+    if isinstance(names, str):
+        raise InvalidArgumentError(f"names must be several names, not the one str {names[:80]!r}")
+    if not isinstance(names, Iterable):
+        raise InvalidArgumentError(f"names must be several names, not {names!r:.80}")
+    found = []
+    for name in names:
+        if not isinstance(name, str):
+            raise InvalidArgumentError(f"a tensor's name is a str; names has {name!r:.80}")
+        found.append(name)
+    return found
+
+
+def _by_name(parts: Mapping[str, T] | None, what: str) -> Mapping[str, T]:
+    if parts is None:
+        return {}
+    given: object = parts  # of a caller without a type checker
+    if not isinstance(given, Mapping) or not all(isinstance(name, str) for name in given):
+        raise InvalidArgumentError(f"{what} must be a dict by tensor name, not {parts!r:.80}")
+    return parts
 
 
 def _viewed(spec: TensorSpec, view: TensorView | None) -> TensorSpec:
@@ -275,7 +298,9 @@ def _dim(item: object, size: int, what: str) -> Dim:
 def _dim_of_slice(item: slice, size: int, what: str) -> Dim:
     bounds = [None if bound is None else _whole(bound, what) for bound in (item.start, item.stop, item.step)]
     step = bounds[2]
-    if step is not None and step < 1:
+    if step == 0:
+        raise InvalidArgumentError(f"{what}: the step of {item!r:.80} is 0; it must be 1 or more")
+    if step is not None and step < 0:
         raise InvalidArgumentError(f"{what}: the step of {item!r:.80} must be 1 or more; flip a copy instead")
     taken = range(*slice(*bounds).indices(size))
     if len(taken) == size:
@@ -284,7 +309,8 @@ def _dim_of_slice(item: slice, size: int, what: str) -> Dim:
 
 
 def _whole(item: object, what: str) -> int:
-    if isinstance(item, bool) or not isinstance(item, SupportsIndex):
+    # A flag counts as 0 or 1 to operator.index, and selects with a mask to torch and numpy: it means neither here.
+    if isinstance(item, bool) or str(getattr(item, "dtype", "")) in _FLAGS or not isinstance(item, SupportsIndex):
         raise InvalidArgumentError(
             f"{what}: {item!r:.80} is not an index of a view; there are whole numbers, slices and Ellipsis"
         )
@@ -294,8 +320,12 @@ def _whole(item: object, what: str) -> int:
         raise InvalidArgumentError(f"{what}: {item!r:.80} is not a whole number: {exc}") from exc
 
 
-def _permutation(transpose: Transpose, ndim: int, what: str) -> list[int]:
+def _permutation(transpose: object, ndim: int, what: str) -> list[int]:
     """The order of the dimensions that a permutation or a list of swaps asks for."""
+    if not isinstance(transpose, Iterable) or isinstance(transpose, str | Mapping):
+        raise InvalidArgumentError(
+            f"{what}: {transpose!r:.80} is no transposition; give a permutation such as (1, 0), or pairs to swap"
+        )
     items = list(transpose)
     if items and all(isinstance(item, Sequence) for item in items):
         order = list(range(ndim))
