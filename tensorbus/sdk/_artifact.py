@@ -3,7 +3,6 @@
 # ruff: noqa: SLF001 - a bus, its handles and their mirrors are one unit; what they share is nobody else's
 from __future__ import annotations
 
-import asyncio
 import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -13,18 +12,19 @@ from tensorbus.clock import Deadline
 from tensorbus.errors import InvalidArgumentError, NotFoundError
 from tensorbus.events import FACT_BYTES_MAX
 from tensorbus.model import Manifest, TensorSpec, ViewSpec, view_id
-from tensorbus.sdk._core import check_seconds
+from tensorbus.sdk._checks import check_lease_s, check_progress
 from tensorbus.sdk._events import AsyncEvents, EventRecord
-from tensorbus.sdk._files import save_safetensors
+from tensorbus.sdk._files import path_of, save_safetensors
+from tensorbus.sdk._fill import Progress
 from tensorbus.sdk._leases import LeaseHandle
 from tensorbus.sdk._maps import Opened
 from tensorbus.sdk._pending import Pending
 from tensorbus.sdk._pin import AsyncPin
 from tensorbus.sdk._place import Place
-from tensorbus.sdk._plain import Buffer
-from tensorbus.sdk._put import Progress
-from tensorbus.sdk._read import Contents, open_artifact, read_manifest
+from tensorbus.sdk._read import Contents, open_artifact, open_unwritten, read_manifest
 from tensorbus.sdk._records import LOG_STREAM, ArtifactInfo, Position, Replica, parse, position_of
+from tensorbus.sdk._tensors import check_target
+from tensorbus.sdk._threads import in_thread, in_thread_to_its_end
 
 if TYPE_CHECKING:
     from tensorbus.model._views import Index, Transpose
@@ -46,6 +46,7 @@ class AsyncArtifact:
         "_contents",
         "_info",
         "_lease",
+        "_nbytes",
         "_opened",
         "_position",
         "_released",
@@ -65,6 +66,7 @@ class AsyncArtifact:
         contents: Contents | None = None,
         opened: Opened | None = None,
         lease: LeaseHandle | None = None,
+        nbytes: int | None = None,
     ) -> None:
         self._bus = bus
         self._info = info
@@ -75,6 +77,7 @@ class AsyncArtifact:
         self._contents = contents
         self._opened = opened
         self._lease = lease
+        self._nbytes = nbytes
         self._released = False
 
     # -- what it is ---------------------------------------------------------------------------------------------------
@@ -96,8 +99,21 @@ class AsyncArtifact:
 
     @property
     def nbytes(self) -> int:
-        """Sum of the tensors' sizes, each counted once per name; of a view its base's until its table was read."""
-        return self._info.nbytes if self._view is None or self._contents is None else self._contents.manifest.nbytes
+        """Sum of the tensors' sizes, each counted once per name.
+
+        Raises:
+            InvalidArgumentError: Of a view that was found by its id, until its table was read: after ``tensor_meta()``.
+        """
+        known = self._nbytes_known
+        if known is None:
+            raise InvalidArgumentError("this handle has not read its view's table yet; await tensor_meta() first")
+        return known
+
+    @property
+    def _nbytes_known(self) -> int | None:
+        if self._view is None:
+            return self._info.nbytes
+        return self._nbytes if self._contents is None else self._contents.manifest.nbytes
 
     @property
     def key(self) -> str | None:
@@ -127,7 +143,18 @@ class AsyncArtifact:
     def __repr__(self) -> str:
         name = f" {self.key!r}" if self.key else ""
         number = f" v{self._version}" if self._version is not None else ""
-        return f"<{type(self).__name__}{name}{number} {self.id[:24]} {self.nbytes} bytes>"
+        known = self._nbytes_known
+        size = f"{known} bytes" if known is not None else f"of {self.base_id[:24]}"
+        return f"<{type(self).__name__}{name}{number} {self.id[:24]} {size}>"
+
+    def __copy__(self) -> AsyncArtifact:
+        """Another handle of the same bus. A lease stays with the first."""
+        other = self._with(view=self._view, contents=self._contents, opened=self._opened)
+        other._nbytes, other._released = self._nbytes, self._released
+        return other
+
+    def __deepcopy__(self, memo: dict[int, object]) -> AsyncArtifact:
+        return self.__copy__()
 
     def __reduce__(self) -> tuple[object, ...]:
         return AsyncArtifact._restored, (type(self._bus), *self._state())
@@ -138,10 +165,17 @@ class AsyncArtifact:
 
     @classmethod
     def _from_state(
-        cls, bus: AsyncBus, info: ArtifactInfo, position: int, asked: str | None, version: int | None, view: str | None
+        cls,
+        bus: AsyncBus,
+        info: ArtifactInfo,
+        position: int,
+        asked: str | None,
+        version: int | None,
+        view: str | None,
+        nbytes: int | None,
     ) -> AsyncArtifact:
         spec = None if view is None else ViewSpec.from_json(view)
-        return cls(bus, info, position, asked=asked, version=version, view=spec)
+        return cls(bus, info, position, asked=asked, version=version, view=spec, nbytes=nbytes)
 
     def __contains__(self, name: object) -> bool:
         """Whether there is a tensor of that name, once the handle knows: after ``tensor_meta()``, say.
@@ -195,19 +229,26 @@ class AsyncArtifact:
 
         Args:
             framework: As for :meth:`tensor`.
-            into: The caller's own tensors of the same names, shapes and dtypes, which are filled and given back.
-                Nothing is written if one does not fit.
+            into: The caller's own tensors of the same names, shapes and dtypes, which are filled and given back, with
+                the artifact's bytes whatever this process wrote to tensors that it was given. Nothing is written if
+                one does not fit, or if several share memory and are not to be equal.
             timeout: Seconds; the bus's default when ``None``.
 
         Raises:
             As :meth:`tensor`; InvalidArgumentError: If a tensor of ``into`` differs or cannot be written.
+            CorruptError: If tensors were given out, and the artifact's bytes cannot be had again to be sure of them.
         """
         deadline = self._begin(timeout, "tensor_dict")
-        opened, contents = await self._open(deadline)
         if into is None:
+            opened, contents = await self._open(deadline)
             return contents.tensors(opened, framework)
+        check_target(into)
+        if framework is not None:
+            raise InvalidArgumentError("framework= says what is made, and into= has what is there; give one of them")
+        opened, contents = await self._open(deadline)
         async with deadline.scope():
-            await asyncio.to_thread(contents.fill, opened, into)
+            opened = await open_unwritten(self._bus._core, self._info, opened, contents, deadline=deadline)
+            await in_thread_to_its_end(lambda stop: contents.fill(opened, into, stop))
         return dict(into)
 
     async def view(
@@ -265,6 +306,8 @@ class AsyncArtifact:
     ) -> Path:
         """Write all tensors to one safetensors file, whole or not at all. Needs no torch, whatever the dtypes.
 
+        What is written are the artifact's bytes, whatever this process wrote to tensors that it was given.
+
         Args:
             path: A file that ends in ``.safetensors``, or a directory (made if missing) for a ``model.safetensors``.
             progress: Called as ``progress(bytes_done, bytes_total)`` from the thread that writes.
@@ -275,11 +318,15 @@ class AsyncArtifact:
 
         Raises:
             As :meth:`tensor`; InvalidArgumentError: If the format has no such dtype or name; it names the tensor.
+            CorruptError: If tensors were given out, and the artifact's bytes cannot be had again to be sure of them.
             OutOfSpaceError: If the disk is full; DeniedError: If it may not be written.
         """
-        opened, contents = await self._open(self._begin(timeout, "save"))
-        tensors: list[tuple[TensorSpec, Buffer]] = [(spec, contents.octets(opened, spec)) for spec in contents.manifest]
-        return await asyncio.to_thread(save_safetensors, path, tensors, progress=progress)
+        deadline = self._begin(timeout, "save")
+        where = path_of(path)
+        check_progress(progress)
+        opened, contents = await self._open(deadline)
+        opened = await open_unwritten(self._bus._core, self._info, opened, contents, deadline=deadline)
+        return await in_thread(lambda: save_safetensors(where, contents.all_octets(opened), progress=progress))
 
     # -- what becomes of it -------------------------------------------------------------------------------------------
 
@@ -315,7 +362,9 @@ class AsyncArtifact:
         return [event async for event in events]
 
     async def destroy(self, *, timeout: float | None = None) -> Position:
-        """End it everywhere, with the keys and versions that name it. Safe to repeat. What is mapped stays readable.
+        """End it everywhere, with the keys and versions that name it. What is mapped stays readable.
+
+        Safe to repeat: what has ended stays so, and a new artifact that was put under the same id since ends too.
 
         Returns:
             The position at which it has ended.
@@ -395,14 +444,14 @@ class AsyncArtifact:
 
     async def _pin(self, ttl_s: float | None, timeout: float | None) -> AsyncPin:
         deadline = self._begin(timeout, "pin")
-        if ttl_s is not None and check_seconds(ttl_s, "ttl_s") == 0:
-            raise InvalidArgumentError("ttl_s must be over 0, or None for a pin that holds until released")
+        if ttl_s is not None:
+            check_lease_s(ttl_s, "ttl_s")
         core = self._bus._core
         reply = await core.ask("pin", {"artifact": self.base_id, "ttl_s": ttl_s}, deadline=deadline, repeat=False)
         lease = core.leases.hold(reply.data.get("lease"), artifact=self.base_id, ttl_s=ttl_s, own=False)
         return AsyncPin(core, lease, position_of(reply.data))
 
-    def _with(self, *, view: ViewSpec | None, contents: Contents, opened: Opened | None) -> AsyncArtifact:
+    def _with(self, *, view: ViewSpec | None, contents: Contents | None, opened: Opened | None) -> AsyncArtifact:
         return AsyncArtifact(
             self._bus,
             self._info,
@@ -417,4 +466,4 @@ class AsyncArtifact:
     def _state(self) -> tuple[object, ...]:
         """What a pickle says: where, which artifact, and what of it."""
         view = None if self._view is None else self._view.to_json()
-        return self._bus._core.place, self._info, self._position, self._asked, self._version, view
+        return self._bus._core.place, self._info, self._position, self._asked, self._version, view, self._nbytes_known

@@ -1,5 +1,6 @@
 """The bus: what a process says to the world of artifacts. This is the real API; the sync one mirrors it."""
 
+
 from __future__ import annotations
 
 import asyncio
@@ -13,12 +14,16 @@ from tensorbus.clock import Deadline
 from tensorbus.errors import CorruptError, InvalidArgumentError, NotFoundError
 from tensorbus.ids import check_name
 from tensorbus.sdk._artifact import AsyncArtifact
+from tensorbus.sdk._checks import check_flag, check_progress, check_seconds
 from tensorbus.sdk._core import Core
 from tensorbus.sdk._events import AsyncEvents
-from tensorbus.sdk._names import check_version, id_of, name_of, spec_of
+from tensorbus.sdk._explained import explained
+from tensorbus.sdk._fill import Progress
+from tensorbus.sdk._followed import Entry
+from tensorbus.sdk._names import check_prefix, check_ref, check_version, id_of, name_of, refused_view, spec_of
 from tensorbus.sdk._pending import Listing
 from tensorbus.sdk._place import BusAddress, Place
-from tensorbus.sdk._put import Digest, Progress, PutOptions, put
+from tensorbus.sdk._put import Digest, PutOptions, put
 from tensorbus.sdk._records import (
     LOG_STREAM,
     ArtifactInfo,
@@ -80,7 +85,14 @@ class AsyncBus:
         return self
 
     async def close(self) -> None:
-        """End the connection, and with it the leases of what was registered. Safe to repeat; tensors stay readable."""
+        """End the connection, and with it the leases of what was registered. Safe to repeat; tensors stay readable.
+
+        Raises:
+            InvalidArgumentError: If the bus belongs to another event loop.
+        """
+        if self._core.is_forked:
+            return
+        self._core.check_loop()
         await self._core.close()
 
     async def __aenter__(self) -> Self:
@@ -133,8 +145,9 @@ class AsyncBus:
             OutOfSpaceError: If the worker's pool is full; it says who holds it.
             NotFoundError, CorruptError: If the path is not there, or is no safetensors.
         """
-        options = PutOptions(id=id, key=key, rebind=rebind, digest=digest)
         deadline = self._core.begin(timeout, "put")
+        options = PutOptions(id=id, key=key, rebind=rebind, digest=digest)
+        check_progress(progress)
         info, position = await put(self._core, content, options, progress=progress, deadline=deadline)
         return AsyncArtifact(self, info, position, asked=key)
 
@@ -158,7 +171,7 @@ class AsyncBus:
         Args:
             content: A dict of tensors, or a bare one, over memory from :meth:`empty`.
             id, key, rebind: As for :meth:`put`.
-            lease_s: Seconds that the lease outlives the last renewal.
+            lease_s: Seconds that the lease outlives the last renewal, 0.1 to a year.
             copy: Whether to copy what cannot be shared in place, and register the copy.
             sealed: Whether to take digests at once, so that the id follows from the content and reads are verified.
             timeout: Seconds; the bus's default when ``None``.
@@ -229,7 +242,7 @@ class AsyncBus:
         """
         name = name_of(ref, id=id, key=key)
         deadline = self._core.begin(timeout, f"resolving {name[1]!r:.80}")
-        found = await self._core.resolve(name, at_least=at_least_seq(at_least), deadline=deadline)
+        found = await self._resolve(name, at_least_seq(at_least), deadline)
         return AsyncArtifact(self, found.info, found.position, asked=name[1], view=found.view)
 
     get = artifact
@@ -244,8 +257,10 @@ class AsyncBus:
         timeout: float | None = None,
     ) -> bool:
         """Whether there is an artifact of that name; arguments as for :meth:`artifact`."""
+        name = name_of(ref, id=id, key=key)
+        deadline = self._core.begin(timeout, f"resolving {name[1]!r:.80}")
         try:
-            await self.artifact(ref, id=id, key=key, at_least=at_least, timeout=timeout)
+            await self._resolve(name, at_least_seq(at_least), deadline)
         except NotFoundError:
             return False
         return True
@@ -254,26 +269,29 @@ class AsyncBus:
         self, prefix: str = "", *, at_least: Position | int | None = None, timeout: float | None = None
     ) -> Listing[KeyInfo]:
         """The keys that begin with ``prefix``, in the order of their bytes; to be awaited, or iterated page by page."""
-        seq = at_least_seq(at_least)
-        return Listing(lambda: self._pages("ls", KeyInfo, prefix, seq, timeout))
+        seq, begins = at_least_seq(at_least), check_prefix(prefix)
+        return Listing(lambda: self._pages("ls", KeyInfo, begins, seq, timeout))
 
     def ls_series(
         self, prefix: str = "", *, at_least: Position | int | None = None, timeout: float | None = None
     ) -> Listing[SeriesInfo]:
         """The series of versions whose names begin with ``prefix``; to be awaited, or iterated page by page."""
-        seq = at_least_seq(at_least)
-        return Listing(lambda: self._pages("series_ls", SeriesInfo, prefix, seq, timeout))
+        seq, begins = at_least_seq(at_least), check_prefix(prefix)
+        return Listing(lambda: self._pages("series_ls", SeriesInfo, begins, seq, timeout))
 
     async def bind(
         self, key: str, artifact: AsyncArtifact | str, *, rebind: bool = False, timeout: float | None = None
     ) -> AsyncArtifact:
-        """Name an artifact by a key as well. Binding a key to what it has is success.
+        """Name an artifact (by a handle, a key or an id) by a key as well. Binding a key to what it has is success.
 
         Raises:
+            NotFoundError: If there is no such artifact.
             ConflictError: If the key has another artifact and ``rebind`` is not set.
         """
         deadline = self._core.begin(timeout, f"bind of {key!r:.80}")
-        args = {"key": check_name(key, what="key"), "artifact": id_of(artifact), "rebind": rebind}
+        check_name(key, what="key")
+        check_flag(rebind, "rebind")
+        args = {"key": key, "artifact": await self._id_of(artifact, deadline), "rebind": rebind}
         reply = await self._core.ask("bind", args, deadline=deadline, repeat=not rebind)
         info, position = self._changed(reply.data, key)
         return AsyncArtifact(self, info, position, asked=key)
@@ -318,7 +336,13 @@ class AsyncBus:
         progress: Progress | None = None,
         timeout: float | None = None,
     ) -> AsyncArtifact:
-        """Make something the next version of a series: an artifact, or whatever :meth:`put` takes.
+        """Make something the next version of a series: an artifact's handle, or whatever :meth:`put` takes.
+
+        Args:
+            name: The series; it begins with its first version.
+            content: What it is to be.
+            digest, progress: As for :meth:`put`; of an artifact that is there, neither has a meaning.
+            timeout: Seconds; the bus's default when ``None``.
 
         Returns:
             The artifact, with ``.version``.
@@ -328,13 +352,15 @@ class AsyncBus:
         """
         deadline = self._core.begin(timeout, f"publish of {name!r:.80}")
         check_name(name, what="series name")
+        options = PutOptions(digest=digest)
+        check_progress(progress)
+        if isinstance(content, AsyncArtifact) and (digest != "now" or progress is not None):
+            raise InvalidArgumentError("digest= and progress= are for what is put; this artifact is there already")
         async with deadline.scope():
             if isinstance(content, AsyncArtifact):
                 artifact = id_of(content)
             else:
-                info, _ = await put(
-                    self._core, content, PutOptions(digest=digest), progress=progress, deadline=deadline
-                )
+                info, _ = await put(self._core, content, options, progress=progress, deadline=deadline)
                 artifact = info.artifact
             reply = await self._core.ask(
                 "publish", {"name": name, "artifact": artifact}, deadline=deadline, repeat=False
@@ -374,6 +400,9 @@ class AsyncBus:
             timeout: Seconds to wait for a version before ``DeadlineExceededError``; ``None`` waits for ever.
         """
         self._core.check()
+        check_flag(coalesce, "coalesce")
+        if timeout is not None:
+            check_seconds(timeout, "timeout")
         return AsyncSubscription(self, check_name(name, what="series name"), start, coalesce=coalesce, timeout=timeout)
 
     # -- the system ---------------------------------------------------------------------------------------------------
@@ -402,13 +431,17 @@ class AsyncBus:
         Args:
             follow: Whether to wait for more at the end.
             since: Only facts after this position.
-            artifact: Only facts about this artifact (a handle or an id).
+            artifact: Only facts about this artifact (a handle, a key or an id).
             timeout: Seconds that each step may take; with ``follow`` ``None`` waits for ever.
         """
         self._core.check()
-        about = artifact.base_id if isinstance(artifact, AsyncArtifact) else artifact
-        seq = at_least_seq(since) or 0
-        return AsyncEvents(self._core, since=seq, follow=follow, artifact=about, timeout=timeout)
+        seq = at_least_seq(since, what="since") or 0
+        check_flag(follow, "follow")
+        if timeout is not None:
+            check_seconds(timeout, "timeout")
+        about = artifact.base_id if isinstance(artifact, AsyncArtifact) else None
+        named = None if artifact is None or about is not None else check_ref(artifact)
+        return AsyncEvents(self._core, since=seq, follow=follow, artifact=about, named=named, timeout=timeout)
 
     async def stats(self, *, timeout: float | None = None) -> dict[str, Any]:
         """The worker's pool, directory, callers and bus, in figures (``docs/spec/control.md``).
@@ -423,6 +456,21 @@ class AsyncBus:
         return found
 
     # -- inside -------------------------------------------------------------------------------------------------------
+
+    async def _resolve(self, name: tuple[str, str], at_least: int | None, deadline: Deadline) -> Entry:
+        try:
+            return await self._core.resolve(name, at_least=at_least, deadline=deadline)
+        except NotFoundError as exc:
+            raise explained(exc, name[1]) from exc
+
+    async def _id_of(self, artifact: object, deadline: Deadline) -> str:
+        """The id of an artifact that a caller gave as a handle, a key or an id."""
+        if not isinstance(artifact, str):
+            return id_of(artifact)
+        found = await self._resolve(("any", check_ref(artifact)), None, deadline)
+        if found.view is not None:
+            raise refused_view(artifact)
+        return found.info.artifact
 
     def _changed(self, data: dict[str, object], key: str | None) -> tuple[ArtifactInfo, int]:
         info, position = parse(ArtifactInfo, data.get("artifact")), position_of(data)

@@ -12,11 +12,12 @@ from typing import Any, Self, TypeVar
 from tensorbus.errors import InvalidArgumentError
 from tensorbus.sdk._artifact import AsyncArtifact
 from tensorbus.sdk._async_bus import AsyncBus
+from tensorbus.sdk._fill import Progress
 from tensorbus.sdk._handles import Artifact, Events, Subscription
 from tensorbus.sdk._loop_thread import LoopThread
 from tensorbus.sdk._names import name_of
 from tensorbus.sdk._place import BusAddress, Place
-from tensorbus.sdk._put import Digest, Progress
+from tensorbus.sdk._put import Digest
 from tensorbus.sdk._records import KeyInfo, Position, SeriesInfo, WorkerInfo
 from tensorbus.sdk._series import Start
 from tensorbus.sdk._shared import Shared
@@ -146,8 +147,8 @@ class Bus:
         timeout: float | None = None,
     ) -> Artifact:
         """The handle of an artifact; see :meth:`AsyncBus.artifact`. A name asked for before costs a dict lookup."""
-        if id is None and key is None and at_least is None:
-            entry = self._look(("any", ref))  # type: ignore[arg-type]  # None is no name of anything
+        if type(ref) is str and id is None and key is None and at_least is None:
+            entry = self._look(("any", ref))
             if entry is not None:
                 entry.used = True
                 found = AsyncArtifact(self._bus, entry.info, entry.position, asked=ref, view=entry.view)
@@ -243,7 +244,7 @@ class Bus:
         timeout: float | None = None,
     ) -> Events:
         """The facts on the log, oldest first: an iterator; see :meth:`AsyncBus.events`."""
-        about = artifact.base_id if isinstance(artifact, Artifact) else artifact
+        about = _inner(artifact)
         return Events(self, self._bus.events(follow=follow, since=since, artifact=about, timeout=timeout))
 
     def stats(self, *, timeout: float | None = None) -> dict[str, Any]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import math
 import os
 import weakref
 from collections.abc import Callable, Coroutine, Mapping
@@ -14,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from tensorbus.clock import Deadline
 from tensorbus.errors import InvalidArgumentError, NotFoundError, TensorbusError
 from tensorbus.model import ViewSpec
+from tensorbus.sdk._checks import check_seconds
 from tensorbus.sdk._followed import Entry, Followed, Name
 from tensorbus.sdk._leases import Leases
 from tensorbus.sdk._link import Link
@@ -73,6 +73,19 @@ class Core:
         if self.refusal is not None:
             raise InvalidArgumentError(self.refusal)
 
+    def check_loop(self) -> asyncio.AbstractEventLoop:
+        """The running loop, if the bus can be used on it.
+
+        Raises:
+            InvalidArgumentError: If the bus belongs to another.
+        """
+        loop = asyncio.get_running_loop()
+        if self._loop is not None and self._loop is not loop:
+            raise InvalidArgumentError(
+                "this bus belongs to another event loop; use one AsyncBus per loop, or a Bus, which threads may share"
+            )
+        return loop
+
     def begin(self, timeout: float | None, what: str) -> Deadline:
         """The start of every public call: see that it can be made, and how long it may take.
 
@@ -80,13 +93,7 @@ class Core:
             InvalidArgumentError: If the bus cannot be used here or ``timeout`` is no time.
         """
         self.check()
-        loop = asyncio.get_running_loop()
-        if self._loop is None:
-            self._loop = loop
-        elif self._loop is not loop:
-            raise InvalidArgumentError(
-                "this bus belongs to another event loop; use one AsyncBus per loop, or a Bus, which threads may share"
-            )
+        self._loop = self.check_loop()
         return Deadline(self.place.timeout_s if timeout is None else check_seconds(timeout, "timeout"), what=what)
 
     async def ask(
@@ -240,6 +247,7 @@ class Core:
             task.cancel()
         if tasks:
             await asyncio.wait(tasks)
+        await self.leases.end_scoped()
         await self.link.close()
         self.writes.drop()
 
@@ -264,17 +272,6 @@ class Core:
         self.refusal = _FORKED
         self.followed.clear()
         self.link.abandon()
-
-
-def check_seconds(value: object, what: str) -> float:
-    """A number of seconds from 0 on.
-
-    Raises:
-        InvalidArgumentError: If it is none.
-    """
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value) or value < 0:
-        raise InvalidArgumentError(f"{what} must be a number of seconds from 0 on, not {value!r:.80}")
-    return float(value)
 
 
 def _full(bus: BusAddress, tenant: str, followed: Followed) -> FullDirectory:

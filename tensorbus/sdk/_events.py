@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Final, Self
 
 from tensorbus.clock import Deadline
 from tensorbus.errors import CorruptError, DeadlineExceededError, NotFoundError, UnavailableError
+from tensorbus.ids import VIEW_PREFIX
+from tensorbus.sdk._explained import explained
 from tensorbus.sdk._link import ConnectionLostError
 from tensorbus.sdk._records import LOG_STREAM, EventRecord, Position, parse
 
@@ -27,6 +29,7 @@ class AsyncEvents:
         since: Facts after this sequence; from the first on when 0.
         follow: Whether to wait for more at the end.
         artifact: Only facts about the artifact of this id.
+        named: The same by a key or id, to be looked up when the reading begins.
         timeout: Seconds that one step may take; with ``follow`` ``None`` waits for ever.
     """
 
@@ -37,12 +40,14 @@ class AsyncEvents:
         since: int = 0,
         follow: bool = False,
         artifact: str | None = None,
+        named: str | None = None,
         timeout: float | None = None,
     ) -> None:
         self._core = core
         self._seq = since
         self._follow = follow
         self._artifact = artifact
+        self._named = named
         self._timeout = timeout
         self._cursor: tuple[int, int] | None = None
         self._items: deque[EventRecord] = deque()
@@ -102,6 +107,8 @@ class AsyncEvents:
             await asyncio.sleep(_RETRY_S)  # who follows waits for the worker to come back
 
     async def _step(self, deadline: Deadline) -> None:
+        if self._named is not None:
+            self._artifact, self._named = await self._look_up(self._named, deadline), None
         if self._cursor is None:
             args = {"after": self._seq, "artifact": self._artifact, "follow": self._follow}
             reply = await self._core.ask("events_open", args, deadline=deadline)
@@ -120,6 +127,15 @@ class AsyncEvents:
         items = reply.data.get("items")
         self._items.extend(parse(EventRecord, item) for item in (items if isinstance(items, list) else ()))
         self._done = reply.data.get("done") is True
+
+    async def _look_up(self, name: str, deadline: Deadline) -> str:
+        """The id behind a name. What is nothing now may be the id of an artifact that has ended, and has its facts."""
+        try:
+            return (await self._core.resolve(("any", name), at_least=None, deadline=deadline)).info.artifact
+        except NotFoundError as exc:
+            if name.startswith(VIEW_PREFIX):
+                raise explained(exc, name) from exc
+            return name
 
 
 __all__ = ["AsyncEvents", "EventRecord"]

@@ -1,18 +1,20 @@
-"""safetensors files as sources of bytes, read in place, and written. Needs neither torch nor the safetensors package.
+"""safetensors files as sources of bytes, and written. Needs neither torch nor the safetensors package.
 
-A file maps read-only; whoever truncates it while it is read breaks the reader, as with every mapped file.
+Files are read, never mapped: a file that somebody truncates while it is mapped kills whoever touches it.
 """
 
 from __future__ import annotations
 
+import errno
 import json
-import mmap
 import os
 import threading
+import weakref
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 import numpy as np
 
@@ -27,8 +29,8 @@ from tensorbus.errors import (
 )
 from tensorbus.ids import check_tensor_name
 from tensorbus.model import DType, TensorSpec, dtype
-from tensorbus.sdk._plain import Buffer
-from tensorbus.sdk._sources import Source
+from tensorbus.sdk._plain import Buffer, a_type
+from tensorbus.sdk._sources import Reader, Source
 
 HEADER_BYTES_MAX: Final = 100_000_000
 INDEX_BYTES_MAX: Final = 100_000_000
@@ -40,21 +42,57 @@ _METADATA: Final = "__metadata__"
 _ACCEPTED: Final = "there are a .safetensors file, and a directory of them, with or without a *.safetensors.index.json"
 
 
+class _File:
+    """A file that is open for reading as long as a source needs it."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        weakref.finalize(self, os.close, self._fd).atexit = False
+        self.nbytes = os.fstat(self._fd).st_size
+
+    def read_into(self, at: int, room: memoryview) -> None:
+        """Fill a buffer from an offset on.
+
+        Raises:
+            CorruptError: If the file ends before; UnavailableError: If it cannot be read. Both name it.
+        """
+        done = 0
+        try:
+            while done < len(room):
+                count = os.preadv(self._fd, [room[done:]], at + done)
+                if not count:
+                    raise _bad(
+                        self.path, f"it was cut short while it was read: {len(room)} bytes at {at} are not there"
+                    )
+                done += count
+        except OSError as exc:
+            raise _translated(exc, self.path) from exc
+
+
 class FileSource(Source):
-    """A tensor in a mapped safetensors file."""
+    """A tensor in a safetensors file; its bytes are read when they are wanted."""
 
-    __slots__ = ("_bytes",)
+    __slots__ = ("_at", "_file")
+    waits: ClassVar[bool] = True
 
-    def __init__(self, name: str, kind: str, shape: tuple[int, ...], octets: memoryview) -> None:
+    def __init__(self, name: str, kind: str, shape: tuple[int, ...], file: _File, at: int) -> None:
         no_ties: Hashable | None = None
         super().__init__(name, kind, shape, no_ties)
-        self._bytes = octets
+        self._file = file
+        self._at = at
 
-    def view(self) -> memoryview:
-        return self._bytes
+    def view(self) -> None:
+        """There is none: the bytes are not in memory."""
 
-    def _blocks(self, nbytes_max: int) -> Iterator[tuple[int, Callable[[memoryview], None]]]:
-        yield from ()  # its bytes are always in one piece
+    def reader(self) -> Reader:
+        file, first = self._file, self._at
+        return lambda start, dst: file.read_into(first + start, dst)
+
+    def blocks(self, nbytes_max: int) -> Iterator[tuple[int, Callable[[memoryview], None]]]:
+        for start in range(0, self.nbytes, max(nbytes_max, 1)):
+            read = partial(self._file.read_into, self._at + start)
+            yield min(nbytes_max, self.nbytes - start), read
 
 
 def open_files(path: str | os.PathLike[str]) -> list[Source]:
@@ -69,7 +107,7 @@ def open_files(path: str | os.PathLike[str]) -> list[Source]:
         InvalidArgumentError: If it is of another kind, has no tensor, has one that cannot be taken or one name twice.
         CorruptError: If a header or an index does not hold; it names the file.
     """
-    where = Path(path)
+    where = path_of(path)
     try:
         shards = _shards(where)
         sources: dict[str, Source] = {}
@@ -80,14 +118,26 @@ def open_files(path: str | os.PathLike[str]) -> list[Source]:
                     both = f"{homes[source.name].name} and {shard.name}"
                     raise InvalidArgumentError(f"tensor {source.name[:80]!r} is in both {both}", path=str(where))
                 sources[source.name], homes[source.name] = source, shard
-        for name, shard_name in _weight_map(where).items():
-            if name not in homes or homes[name].name != shard_name:
-                raise _bad(where, f"the index says that {name[:80]!r} is in {shard_name}, it is not")
+        _check_index(where, homes)
     except OSError as exc:
         raise _translated(exc, where) from exc
     if not sources:
         raise InvalidArgumentError(f"{where} has no tensors", path=str(where))
     return [sources[name] for name in sorted(sources)]
+
+
+def path_of(path: object) -> Path:
+    """The path that a caller gave.
+
+    Raises:
+        InvalidArgumentError: If it is none: empty, with a zero byte, or of bytes.
+    """
+    text = os.fspath(path) if isinstance(path, str | os.PathLike) else path
+    if not isinstance(text, str):
+        raise InvalidArgumentError(f"a path is a str or a pathlib.Path, not {a_type(path)}")
+    if not text or "\0" in text:
+        raise InvalidArgumentError(f"{text!r:.80} is no path: {'it has a zero byte' if text else 'it is empty'}")
+    return Path(text)
 
 
 def save_safetensors(
@@ -110,7 +160,7 @@ def save_safetensors(
         InvalidArgumentError: If the format has no such dtype or name, or the path cannot be; it names the tensor.
         OutOfSpaceError: If the disk is full; DeniedError: If it may not be written.
     """
-    where = Path(path)
+    where = path_of(path)
     ordered = sorted(tensors, key=lambda item: (-dtype(item[0].dtype).itemsize, item[0].name))
     header = _header_of([spec for spec, _ in ordered])
     try:
@@ -143,6 +193,17 @@ def _shards(where: Path) -> list[Path]:
     return found
 
 
+def _check_index(where: Path, homes: dict[str, Path]) -> None:
+    """See that a directory's index, if it has one, and its shards name the same tensors."""
+    shards = _weight_map(where)
+    for name, shard_name in shards.items():
+        if name not in homes or homes[name].name != shard_name:
+            raise _bad(where, f"the index says that {name[:80]!r} is in {shard_name}, it is not")
+    for name in homes if shards else ():
+        if name not in shards:
+            raise _bad(where, f"{homes[name].name} has {name[:80]!r}, of which the index says nothing")
+
+
 def _weight_map(where: Path) -> dict[str, str]:
     """Tensor to shard as a directory's index says; empty without one."""
     indexes = sorted(where.glob(f"*{INDEX_SUFFIX}")) if where.is_dir() else []
@@ -154,8 +215,10 @@ def _weight_map(where: Path) -> dict[str, str]:
         raise InvalidArgumentError(f"{where} has several indexes ({names}); give the shards a directory of their own")
     if index.stat().st_size > INDEX_BYTES_MAX:
         raise _bad(index, f"an index has at most {INDEX_BYTES_MAX} bytes")
-    body = _json(index.read_bytes(), index)
+    body = _json(index.read_bytes(), index, what="it")
     shards = body.get("weight_map") if isinstance(body, dict) else None
+    if shards == {}:
+        raise _bad(index, "its weight_map is empty")
     if not isinstance(shards, dict) or not all(_plain_file_name(name) for name in shards.values()):
         raise _bad(index, "it has no weight_map from tensors to files beside it")
     return shards
@@ -166,40 +229,49 @@ def _plain_file_name(name: object) -> bool:
 
 
 def _open_file(path: Path) -> list[FileSource]:
-    with path.open("rb", buffering=0) as file:
-        size = os.fstat(file.fileno()).st_size
-        if size < 8:
-            raise _bad(path, f"it has {size} bytes, too few for a safetensors file")
-        octets = memoryview(mmap.mmap(file.fileno(), size, access=mmap.ACCESS_READ))
-    length = int.from_bytes(octets[:8], "little")
+    file = _File(path)
+    if file.nbytes < 8:
+        raise _bad(path, f"it has {file.nbytes} bytes, too few for a safetensors file")
+    length = int.from_bytes(_read(file, 0, 8), "little")
     if length > HEADER_BYTES_MAX:
         raise _bad(path, f"its header would be {length} bytes, the most is {HEADER_BYTES_MAX}")
-    if 8 + length > size:
-        raise _bad(path, f"it is cut off: a header of {length} bytes, {size} in all")
-    header = _json(bytes(octets[8 : 8 + length]), path)
+    if 8 + length > file.nbytes:
+        raise _bad(path, f"it is cut off: a header of {length} bytes, {file.nbytes} in all")
+    header = _json(_read(file, 8, length), path, what="its header")
     if not isinstance(header, dict):
         raise _bad(path, "its header is not a JSON object")
-    header.pop(_METADATA, None)
-    return _sources(path, header, octets[8 + length :])
+    _check_metadata(path, header.pop(_METADATA, {}))
+    return _sources(file, header, first=8 + length)
 
 
-def _sources(path: Path, header: dict[str, object], body: memoryview) -> list[FileSource]:
-    """One per entry; together they must cover the body without a gap or overlap."""
-    out = []
+def _read(file: _File, at: int, nbytes: int) -> bytes:
+    room = bytearray(nbytes)
+    file.read_into(at, memoryview(room))
+    return bytes(room)
+
+
+def _check_metadata(path: Path, said: object) -> None:
+    if not isinstance(said, dict) or not all(isinstance(value, str) for value in said.values()):
+        raise _bad(path, f"its {_METADATA} is not a map of texts")
+
+
+def _sources(file: _File, header: dict[str, object], *, first: int) -> list[FileSource]:
+    """One per entry; together they must cover the body, which begins at ``first``, without a gap or overlap."""
+    path, room, out = file.path, file.nbytes - first, []
     end = 0
     entries = (_entry(path, name, value) for name, value in header.items())
     for spec, begin, stop in sorted(entries, key=lambda entry: entry[1:]):
         what = f"tensor {spec.name[:80]!r}"
         if begin != end:
             raise _bad(path, f"{what} at {begin} {'overlaps' if begin < end else 'leaves a gap to'} the one before it")
-        if stop > len(body):
-            raise _bad(path, f"it is cut off: {what} ends at {stop} of {len(body)} bytes")
+        if stop > room:
+            raise _bad(path, f"it is cut off: {what} ends at {stop} of {room} bytes")
         if stop - begin != spec.nbytes:
             raise _bad(path, f"{what} has {stop - begin} bytes, {spec.dtype} {spec.shape} needs {spec.nbytes}")
-        out.append(FileSource(spec.name, spec.dtype, spec.shape, body[begin:stop]))
+        out.append(FileSource(spec.name, spec.dtype, spec.shape, file, first + begin))
         end = stop
-    if end != len(body):
-        raise _bad(path, f"there are {len(body) - end} bytes after the last tensor")
+    if end != room:
+        raise _bad(path, f"there are {room - end} bytes after the last tensor")
     return out
 
 
@@ -240,11 +312,11 @@ def _whole_numbers(value: object) -> bool:
     return isinstance(value, list) and all(type(number) is int and number >= 0 for number in value)
 
 
-def _json(data: bytes, path: Path) -> object:
+def _json(data: bytes, path: Path, *, what: str) -> object:
     try:
         return json.loads(data.decode("utf-8"), object_pairs_hook=_unique)
     except (ValueError, RecursionError) as exc:
-        raise _bad(path, f"its header is not valid JSON: {exc}") from exc
+        raise _bad(path, f"{what} is not valid JSON: {exc}") from exc
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -323,6 +395,8 @@ def _translated(exc: OSError, where: Path) -> TensorbusError:
             return DeniedError(said, path=path)
         case FileExistsError() | NotADirectoryError() | IsADirectoryError():
             return InvalidArgumentError(said, path=path)
-    if exc.errno in {28, 122}:  # ENOSPC, EDQUOT
+    if exc.errno in {errno.ENAMETOOLONG, errno.ELOOP, errno.EINVAL}:
+        return InvalidArgumentError(said[:1024], path=path[:1024])
+    if exc.errno in {errno.ENOSPC, errno.EDQUOT}:
         return OutOfSpaceError(said, path=path)
     return UnavailableError(said, path=path)

@@ -6,6 +6,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Mapping
 from contextlib import AbstractContextManager
+from copy import copy
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
@@ -13,10 +14,10 @@ from typing import TYPE_CHECKING, Any, Self
 from tensorbus.model import TensorSpec
 from tensorbus.sdk._artifact import AsyncArtifact
 from tensorbus.sdk._events import AsyncEvents
+from tensorbus.sdk._fill import Progress
 from tensorbus.sdk._maps import Opened
 from tensorbus.sdk._pin import AsyncPin
 from tensorbus.sdk._place import Place
-from tensorbus.sdk._put import Progress
 from tensorbus.sdk._read import Contents
 from tensorbus.sdk._records import ArtifactInfo, EventRecord, Position, Replica
 from tensorbus.sdk._series import AsyncSubscription
@@ -57,8 +58,9 @@ class Artifact:
 
     @property
     def nbytes(self) -> int:
-        """Sum of the tensors' sizes, each counted once per name."""
-        return self._artifact.nbytes
+        """Sum of the tensors' sizes, each counted once per name. A view found by its id may read its table first."""
+        known = self._artifact._nbytes_known
+        return known if known is not None else self._table().manifest.nbytes
 
     @property
     def key(self) -> str | None:
@@ -96,6 +98,12 @@ class Artifact:
         found = bus.shared().bus(place)
         return cls(found, AsyncArtifact._from_state(found._bus, *state))
 
+    def __copy__(self) -> Artifact:
+        return Artifact(self._bus, copy(self._artifact))
+
+    def __deepcopy__(self, memo: dict[int, object]) -> Artifact:
+        return copy(self)
+
     def __contains__(self, name: object) -> bool:
         return name in self._table().manifest
 
@@ -129,7 +137,7 @@ class Artifact:
     ) -> dict[str, Any]:
         """All tensors by name, or copied into the caller's own; see :meth:`AsyncArtifact.tensor_dict`."""
         if into is not None:
-            return self._bus._run(self._artifact.tensor_dict(into=into, timeout=timeout))
+            return self._bus._run(self._artifact.tensor_dict(framework=framework, into=into, timeout=timeout))
         opened, contents = self._open(timeout)
         return contents.tensors(opened, framework)
 
@@ -231,10 +239,16 @@ class Pin(AbstractContextManager["Pin"]):
         """End it; see :meth:`AsyncPin.release`."""
         self._bus._run(self._pin.release(timeout=timeout))
 
+    def __enter__(self) -> Self:
+        if not self._bus.closed:
+            self._bus._run(self._pin.__aenter__())
+        return self
+
     def __exit__(
         self, kind: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        self._bus._run(self._pin.__aexit__(kind, exc, traceback))
+        if not self._bus.closed:
+            self._bus._run(self._pin.__aexit__(kind, exc, traceback))
 
 
 class Subscription:

@@ -20,6 +20,7 @@ log = logging.getLogger("tensorbus.sdk")
 
 _RENEWALS = 3  # a lease outlives two renewals that fail
 _RETRY_S_MIN = 0.05
+_CLOSE_S = 2.0
 
 
 @dataclass(eq=False, slots=True)
@@ -29,6 +30,7 @@ class _Held:
     ttl_s: float | None
     own: bool
     memory: tuple[object, ...]
+    scoped: bool = False
 
 
 class Leases:
@@ -79,7 +81,28 @@ class Leases:
     def lost(self) -> None:
         """The connection went: leases on the caller's own memory ended with it, the others are still to be renewed."""
         for held in [held for held in self._held.values() if held.own]:
-            self._ended(held.lease)
+            if self._core.refusal is None:
+                self._ended(held.lease)
+            else:  # the bus was closed, which is how a caller ends them
+                del self._held[held.lease]
+
+    def scope(self, lease: str) -> None:
+        """The lease is for a ``with`` block: it ends with the block, or before with the bus."""
+        held = self._held.get(lease)
+        if held is not None:
+            held.scoped = True
+
+    async def end_scoped(self) -> None:
+        """The bus is being closed: end what its blocks cannot end any more."""
+        leases = [held.lease for held in self._held.values() if held.scoped]
+        deadline = Deadline(_CLOSE_S, what="releasing pins")
+        for lease in leases if self._core.link.connected else ():
+            try:
+                await self._core.ask(
+                    "release", {"lease": lease}, deadline=deadline, repeat=False, epoch=self._core.link.epoch
+                )
+            except TensorbusError as exc:
+                log.debug("lease %s was not released at the end: %s", lease, exc)
 
     async def _renew(self) -> None:
         while periods := [held.ttl_s / _RENEWALS for held in self._held.values() if held.ttl_s is not None]:

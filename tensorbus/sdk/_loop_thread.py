@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
-from tensorbus.errors import InvalidArgumentError
+from tensorbus.errors import InvalidArgumentError, UnavailableError
 
 T = TypeVar("T")
 
@@ -26,6 +26,7 @@ class LoopThread:
 
         Raises:
             InvalidArgumentError: If the thread was stopped, or this is it: it cannot wait for itself.
+            UnavailableError: If the interpreter is ending and starts no thread for it.
         """
         try:
             loop = self._started()
@@ -58,9 +59,14 @@ class LoopThread:
             if self._stopped:
                 raise InvalidArgumentError("the bus is closed")
             if self._loop is None:
-                self._loop = asyncio.SelectorEventLoop()
-                self._thread = threading.Thread(target=_serve, args=(self._loop,), name="tensorbus", daemon=True)
-                self._thread.start()
+                loop = asyncio.SelectorEventLoop()
+                thread = threading.Thread(target=_serve, args=(loop,), name="tensorbus", daemon=True)
+                try:
+                    thread.start()
+                except RuntimeError as exc:
+                    loop.close()
+                    raise UnavailableError(f"this process starts no more threads: {exc}") from exc
+                self._loop, self._thread = loop, thread
             return self._loop
 
 

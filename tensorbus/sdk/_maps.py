@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import mmap
 import weakref
 from bisect import bisect_right
 from collections import OrderedDict
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import Any, Final, TypeAlias
 
 from tensorbus.errors import CorruptError
 from tensorbus.model import Layout, Manifest, TensorSpec
 from tensorbus.sdk._tensors import rebuild
+from tensorbus.sdk._threads import in_thread
 from tensorbus.transport import PinnedMap, Reply, map_private, map_shared
 
 PART_ALIGN: Final = 4096
@@ -26,6 +26,13 @@ Lifetime: TypeAlias = tuple[str, int]
 """An artifact id and the sequence of its birth: bytes that never change."""
 
 
+@dataclass(slots=True)
+class Lent:
+    """A note that is shared by all who have the same memory open."""
+
+    yes: bool = False
+
+
 @dataclass(frozen=True, slots=True, weakref_slot=True)
 class Opened:
     """An artifact's bytes as this process has them.
@@ -34,6 +41,7 @@ class Opened:
         parts: Memory of the parts, which the layout lays end to end, each rounded up to 4,096 bytes.
         path: How the bytes come here: ``shm`` or ``tcp``.
         why: Why that way.
+        lent: Whether tensors over this memory were given out, so that the caller may have written to it.
     """
 
     manifest: Manifest
@@ -42,6 +50,7 @@ class Opened:
     starts: tuple[int, ...]
     path: str
     why: str
+    lent: Lent = field(default_factory=Lent)
 
     def place(self, index: int) -> tuple[mmap.mmap, int]:
         """The memory and the offset within it where the tensor at ``index`` of the manifest begins."""
@@ -50,7 +59,12 @@ class Opened:
         return self.parts[part], offset - self.starts[part]
 
     def tensor(self, spec: TensorSpec, framework: str | None) -> Any:
-        """The whole tensor, without a copy."""
+        """The whole tensor for the caller's hands, without a copy."""
+        self.lent.yes = True
+        return self.look(spec, framework)
+
+    def look(self, spec: TensorSpec, framework: str | None) -> Any:
+        """The whole tensor, without a copy; only to read here."""
         memory, offset = self.place(self.manifest.index(spec.name))
         return rebuild(memory, offset, spec, framework)
 
@@ -94,7 +108,7 @@ async def decode_tables(manifest: bytes | bytearray | memoryview, layout: object
     raw = bytes(manifest)
     if len(raw) < _LARGE_BYTES:
         return _decode_tables(raw, layout)
-    return await asyncio.to_thread(_decode_tables, raw, layout)
+    return await in_thread(lambda: _decode_tables(raw, layout))
 
 
 def _decode_tables(raw: bytes, layout: object) -> tuple[Manifest, Layout]:
@@ -139,11 +153,11 @@ class ReadMaps:
 class _Tables:
     """An :class:`Opened` without the hold on its memory."""
 
-    __slots__ = ("layout", "manifest", "parts", "path", "starts", "why")
+    __slots__ = ("layout", "lent", "manifest", "parts", "path", "starts", "why")
 
     def __init__(self, opened: Opened) -> None:
         self.manifest, self.layout, self.starts = opened.manifest, opened.layout, opened.starts
-        self.path, self.why = opened.path, opened.why
+        self.path, self.why, self.lent = opened.path, opened.why, opened.lent
         self.parts = [weakref.ref(part) for part in opened.parts]
 
     def opened(self) -> Opened | None:
@@ -152,7 +166,13 @@ class _Tables:
         if len(alive) != len(parts):
             return None
         return Opened(
-            manifest=self.manifest, layout=self.layout, parts=alive, starts=self.starts, path=self.path, why=self.why
+            manifest=self.manifest,
+            layout=self.layout,
+            parts=alive,
+            starts=self.starts,
+            path=self.path,
+            why=self.why,
+            lent=self.lent,
         )
 
 

@@ -46,9 +46,12 @@ class AsyncPin:
         await self._lease.release(deadline=self._core.begin(timeout, f"release of the pin on {self.artifact}"))
 
     async def __aenter__(self) -> Self:
+        self._core.leases.scope(self.lease)
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
     ) -> None:
+        if self._core.refusal is not None:
+            return  # the bus was closed within the block, and the pin with it
         await self._lease.release_quietly(deadline=self._core.begin(None, f"release of the pin on {self.artifact}"))

@@ -65,7 +65,7 @@ def _why_not_plain(tensor: Any) -> str | None:
     if tensor.is_nested:
         return "it is nested; store its values and offsets"
     if kind.__torch_dispatch__ is not torch.Tensor.__torch_dispatch__:
-        return f"a {type_name(tensor)} keeps its elements elsewhere; give the plain tensors inside"
+        return f"{a_type(tensor)} keeps its elements elsewhere; give the plain tensors inside"
     if torch.nn.parameter.is_lazy(tensor):
         return "it is not initialised yet"
     if tensor.layout is not torch.strided:
@@ -82,6 +82,39 @@ def refused(name: object, reason: str, *, what: str = "taken") -> InvalidArgumen
 def type_name(obj: object) -> str:
     kind = type(obj)
     return kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
+
+
+def a_type(obj: object) -> str:
+    """The name of an object's type with its article: ``an int``."""
+    name = type_name(obj)
+    return f"{'an' if name[0] in 'aeioAEIO' else 'a'} {name}"
+
+
+def check_storage(name: str, tensor: torch.Tensor, *, what: str) -> int:
+    """The address of the first element, once all of them are known to lie in memory that is there.
+
+    Raises:
+        InvalidArgumentError: If the storage was freed or cut short, or torch gives no access to it.
+    """
+    try:
+        pointer = tensor.data_ptr()
+        there = tensor.untyped_storage().nbytes()
+    except (RuntimeError, NotImplementedError) as exc:
+        raise refused(name, f"torch gives no access to its memory ({exc})", what=what) from exc
+    if not tensor.numel():
+        return pointer
+    last = sum((size - 1) * step for size, step in zip(tensor.shape, tensor.stride(), strict=True))
+    wanted = (tensor.storage_offset() + last + 1) * tensor.element_size()
+    if not pointer or not there:
+        raise refused(name, "its storage was freed (resized to nothing)", what=what)
+    if there < wanted:
+        raise refused(name, f"its storage was cut to {there} bytes, its elements reach to {wanted}", what=what)
+    return pointer
+
+
+def flat(tensor: torch.Tensor) -> torch.Tensor:
+    """A contiguous tensor in one dimension. ``reshape`` would keep the stride of a single element, which none views."""
+    return tensor.as_strided((tensor.numel(),), (1,))
 
 
 def bits(tensor: torch.Tensor) -> torch.Tensor:

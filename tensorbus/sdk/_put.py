@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Final, Literal, TypeAlias, TypeVar
+from typing import Final, Literal, TypeAlias
 
 import numpy as np
 
@@ -16,20 +14,19 @@ from tensorbus.clock import Deadline
 from tensorbus.errors import InvalidArgumentError
 from tensorbus.ids import check_name
 from tensorbus.model import Layout, Manifest, plan_layout
+from tensorbus.sdk._checks import check_flag
 from tensorbus.sdk._core import Core
 from tensorbus.sdk._files import open_files
+from tensorbus.sdk._fill import Filling, Progress
 from tensorbus.sdk._link import ConnectionLostError
 from tensorbus.sdk._owned import Grant
 from tensorbus.sdk._records import ArtifactInfo, parse, position_of
 from tensorbus.sdk._remote import put_remote
 from tensorbus.sdk._tensors import Source, collect, manifest_of
-from tensorbus.transport import copy_and_hash, hash_bytes, populate
+from tensorbus.sdk._threads import in_thread, in_thread_to_its_end
 
 Digest: TypeAlias = Literal["now", "later"]
-Progress: TypeAlias = Callable[[int, int], None]
-T = TypeVar("T")
 
-_BATCH_BYTES: Final = 256 << 20
 _INLINE_BYTES: Final = 1 << 20  # less work than the way to a thread and back
 _INLINE_TENSORS: Final = 64
 _TABLE_INLINE_TENSORS: Final = 2000
@@ -52,6 +49,7 @@ class PutOptions:
         for what, name in (("id", self.id), ("key", self.key)):
             if name is not None:
                 check_name(name, what=what)
+        check_flag(self.rebind, "rebind")
         if self.digest not in ("now", "later"):
             raise InvalidArgumentError(f'digest must be "now" or "later", not {self.digest!r:.80}')
 
@@ -103,8 +101,7 @@ def gather(content: object) -> Collected:
         InvalidArgumentError: If it is none of these; NotFoundError: If there is no such file;
             CorruptError: If the file is no safetensors.
     """
-    is_path = isinstance(content, str | os.PathLike)
-    sources = open_files(Path(os.fspath(content))) if is_path else collect(content)  # type: ignore[call-overload]
+    sources = open_files(content) if isinstance(content, str | os.PathLike) else collect(content)
     manifest = manifest_of(sources)
     return Collected(sources, manifest, plan_layout(manifest, [source.alias for source in sources]))
 
@@ -115,7 +112,7 @@ async def collected(content: object) -> Collected:
         not isinstance(content, dict) or len(content) <= _INLINE_TENSORS
     ):
         return gather(content)
-    return await asyncio.to_thread(gather, content)
+    return await in_thread(lambda: gather(content))
 
 
 async def put(
@@ -175,81 +172,21 @@ async def fill(what: Collected, grant: Grant, *, digests: bool, progress: Progre
     """
 
     def work(stop: threading.Event) -> Manifest:
-        taken = _fill(what, grant, digests=digests, progress=progress, stop=stop)
+        filling = Filling(grant.memory, warm=grant.warm, digests=digests, stop=stop)
+        taken = filling.run(list(what.distinct()), progress=progress)
         return what.spread(taken) if digests else what.manifest
 
     small = what.layout.nbytes <= _INLINE_BYTES and len(what.sources) <= _INLINE_TENSORS
-    return work(threading.Event()) if small else await in_thread(work)
+    if small and not any(source.waits for source in what.sources):
+        return work(threading.Event())
+    return await in_thread_to_its_end(work)
 
 
 async def table_of(manifest: Manifest) -> bytes:
     """The manifest's JSON; a large one is written off the loop."""
     if len(manifest) <= _TABLE_INLINE_TENSORS:
         return manifest.to_json().encode()
-    return await asyncio.to_thread(lambda: manifest.to_json().encode())
-
-
-async def in_thread(work: Callable[[threading.Event], T]) -> T:
-    """Run blocking work that looks at ``stop`` now and then; it has ended when this returns, also if cancelled."""
-    stop = threading.Event()
-    running = asyncio.ensure_future(asyncio.to_thread(work, stop))
-    try:
-        return await asyncio.shield(running)
-    except asyncio.CancelledError:
-        stop.set()
-        await asyncio.wait([running])
-        raise
-
-
-def _fill(
-    what: Collected, grant: Grant, *, digests: bool, progress: Progress | None, stop: threading.Event
-) -> list[bytes | None]:
-    memory = memoryview(grant.memory)
-    total, done = what.nbytes, 0
-    taken: list[bytes | None] = []
-    for batch in _batches(what.distinct()):
-        if stop.is_set():
-            raise InvalidArgumentError("the put was given up")  # seen by nobody: whoever gave it up has gone on
-        if not grant.warm:
-            first = batch[0][1]
-            populate(grant.memory, first, max(offset + source.nbytes for source, offset in batch) - first)
-        taken += _fill_batch(batch, memory, digests=digests)
-        done += sum(source.nbytes for source, _ in batch)
-        if progress is not None:
-            progress(done, total)
-    return taken
-
-
-def _batches(items: Iterator[tuple[Source, int]]) -> Iterator[list[tuple[Source, int]]]:
-    batch: list[tuple[Source, int]] = []
-    size = 0
-    for source, offset in items:
-        batch.append((source, offset))
-        size += source.nbytes
-        if size >= _BATCH_BYTES:
-            yield batch
-            batch, size = [], 0
-    if batch:
-        yield batch
-
-
-def _fill_batch(batch: list[tuple[Source, int]], memory: memoryview, *, digests: bool) -> list[bytes | None]:
-    """Copy what lies in memory as it is to be stored by all threads at once; the rest is written piece by piece."""
-    results: list[bytes | None] = [None] * len(batch)
-    plain: list[tuple[memoryview, memoryview]] = []
-    numbers: list[int] = []
-    for number, (source, offset) in enumerate(batch):
-        room = memory[offset : offset + source.nbytes]
-        view = source.view()
-        if view is not None:
-            plain.append((view, room))
-            numbers.append(number)
-        else:
-            source.write_into(room)
-            results[number] = hash_bytes(room) if digests else None
-    for number, digest in zip(numbers, copy_and_hash(plain, digests=digests), strict=True):
-        results[number] = digest
-    return results
+    return await in_thread(lambda: manifest.to_json().encode())
 
 
 def address_of(view: memoryview) -> int:

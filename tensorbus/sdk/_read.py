@@ -2,20 +2,29 @@
 
 from __future__ import annotations
 
-import asyncio
 import difflib
+import threading
 from collections.abc import Mapping
 from typing import Any, Final
 
 from tensorbus.clock import Deadline
-from tensorbus.errors import InvalidArgumentError, NotFoundError
+from tensorbus.errors import (
+    CorruptError,
+    DeadlineExceededError,
+    InvalidArgumentError,
+    NotFoundError,
+    TensorbusError,
+)
 from tensorbus.model import Manifest, TensorSpec, TensorView, ViewSpec
 from tensorbus.sdk._core import Core
 from tensorbus.sdk._maps import Opened, map_reply
+from tensorbus.sdk._plain import Buffer, a_type
 from tensorbus.sdk._records import ArtifactInfo
 from tensorbus.sdk._remote import open_remote
 from tensorbus.sdk._sources import collect
 from tensorbus.sdk._tensors import check_framework, fill_into
+from tensorbus.sdk._threads import in_thread, in_thread_to_its_end
+from tensorbus.transport import hash_bytes
 
 _NEAR: Final = 3
 _NAMES_LOOKED_AT: Final = 2000
@@ -34,17 +43,51 @@ async def open_artifact(core: Core, info: ArtifactInfo, *, view: ViewSpec | None
     there = core.reads.find(life)
     if there is not None:
         return there
+    opened, whole = await _open_anew(core, info, view=view, deadline=deadline)
+    return core.reads.keep(life, opened) if whole else opened
+
+
+async def _open_anew(
+    core: Core, info: ArtifactInfo, *, view: ViewSpec | None, deadline: Deadline
+) -> tuple[Opened, bool]:
+    """The artifact's bytes in memory that nobody else here has, and whether they are all there."""
     async with deadline.scope():
         hello = await core.link.connect(deadline)
         if not hello.descriptors:
-            came = await open_remote(core, info, view=view, deadline=deadline)
-            return came if view is not None else core.reads.keep(life, came)
+            return await open_remote(core, info, view=view, deadline=deadline), view is None
         reply = await core.ask("open", {"artifact": info.artifact}, deadline=deadline)
         try:
-            opened = await map_reply(reply)
+            return await map_reply(reply), True
         finally:
             reply.fds.close()
-    return core.reads.keep(life, opened)
+
+
+async def open_unwritten(
+    core: Core, info: ArtifactInfo, opened: Opened, contents: Contents, *, deadline: Deadline
+) -> Opened:
+    """The artifact's own bytes, though tensors over what is open were given out and may have been written to.
+
+    Raises:
+        CorruptError: If it cannot be opened again, and what is open is not what its digests say, or has none.
+        DeadlineExceededError: If the time ran out.
+    """
+    if not opened.lent.yes:
+        return opened
+    try:
+        fresh, _ = await _open_anew(core, info, view=contents.view, deadline=deadline)
+        return fresh
+    except DeadlineExceededError:
+        raise
+    except TensorbusError as exc:  # it has ended, or nobody can be reached: then what is here has to do
+        spoilt = await in_thread_to_its_end(lambda stop: contents.spoilt(opened, stop))
+        if spoilt is None:
+            return opened
+        raise CorruptError(
+            f"tensor {spoilt.name[:80]!r} of {info.artifact} cannot be written out: this process may have changed its "
+            f"mapped copy, and the artifact's own bytes cannot be had again ({exc})",
+            artifact=info.artifact,
+            tensor=spoilt.name[:1024],
+        ) from exc
 
 
 async def read_manifest(core: Core, info: ArtifactInfo, *, deadline: Deadline) -> Manifest:
@@ -54,7 +97,7 @@ async def read_manifest(core: Core, info: ArtifactInfo, *, deadline: Deadline) -
         return there.manifest
     reply = await core.ask("manifest", {"artifact": info.artifact}, deadline=deadline)
     raw = bytes(reply.body)
-    return await asyncio.to_thread(Manifest.from_json, raw) if len(raw) > 1 << 18 else Manifest.from_json(raw)
+    return await in_thread(lambda: Manifest.from_json(raw)) if len(raw) > 1 << 18 else Manifest.from_json(raw)
 
 
 def find_spec(manifest: Manifest, name: object) -> TensorSpec:
@@ -64,7 +107,7 @@ def find_spec(manifest: Manifest, name: object) -> TensorSpec:
         NotFoundError: If there is none; tells which are near.
     """
     if not isinstance(name, str):
-        raise InvalidArgumentError(f"a tensor's name is a str, not {type(name).__name__}")
+        raise InvalidArgumentError(f"a tensor's name is a str, not {a_type(name)}")
     if name in manifest:
         return manifest.find(name)
     near = difflib.get_close_matches(name[:200], manifest.names[:_NAMES_LOOKED_AT], n=_NEAR)
@@ -107,16 +150,30 @@ class Contents:
         kind = check_framework(framework)
         return {spec.name: self.tensor(opened, spec.name, kind) for spec in self.manifest}
 
-    def fill(self, opened: Opened, target: Mapping[str, object]) -> None:
+    def fill(self, opened: Opened, target: Mapping[str, object], stop: threading.Event) -> None:
         """Copy all into the caller's own; nothing is written if one does not fit. Blocks; call it off the loop."""
-        fill_into(target, [(spec, self.octets(opened, spec)) for spec in self.manifest])
+        fill_into(target, self.all_octets(opened), stop=stop)
+
+    def all_octets(self, opened: Opened) -> list[tuple[TensorSpec, Buffer]]:
+        """Each tensor and its bytes in C order. Blocks where something is selected of one."""
+        return [(spec, self.octets(opened, spec)) for spec in self.manifest]
+
+    def spoilt(self, opened: Opened, stop: threading.Event) -> TensorSpec | None:
+        """The first tensor whose memory cannot be shown to hold the artifact's bytes, if there is one."""
+        for spec in self.manifest:
+            whole = self.base.find(spec.name)
+            if stop.is_set() or not whole.nbytes:
+                continue
+            if whole.digest is None or hash_bytes(opened.octets(whole)).hex() != whole.digest:
+                return spec
+        return None
 
     def octets(self, opened: Opened, spec: TensorSpec) -> memoryview:
         """A tensor's bytes in C order; without a copy where nothing is selected of it."""
         part = self.views.get(spec.name)
         if part is None:
             return opened.octets(spec)
-        source = collect(part.apply(opened.tensor(self.base.find(spec.name), None)))[0]
+        source = collect(part.apply(opened.look(self.base.find(spec.name), None)))[0]
         room = memoryview(bytearray(spec.nbytes))
         source.write_into(room)
         return room

@@ -12,6 +12,7 @@ Position: TypeAlias = Mapping[str, int]
 """Where in the log something holds: a sequence for each stream."""
 
 LOG_STREAM = "TB"
+_SEQ_MAX = 2**63 - 1
 
 R = TypeVar("R")
 
@@ -210,15 +211,22 @@ def position_of(data: Mapping[str, object]) -> int:
     return seq
 
 
-def at_least_seq(position: Position | int | None) -> int | None:
-    """The sequence of the log that a caller's ``at_least`` names.
+def at_least_seq(position: Position | int | None, *, what: str = "at_least") -> int | None:
+    """The sequence of the log that a caller's ``at_least`` (or ``what``) names.
 
     Raises:
         InvalidArgumentError: If it is no position.
     """
     seq: object = position.get(LOG_STREAM) if isinstance(position, Mapping) else position
-    if position is not None and (type(seq) is not int or seq < 0):
+    if position is not None and (type(seq) is not int or not 0 <= seq <= _SEQ_MAX):
         raise InvalidArgumentError(
-            f'at_least is a position such as {{"{LOG_STREAM}": 7}}, as mutations give it, not {str(position)[:80]}'
+            f'{what} is a position such as {{"{LOG_STREAM}": 7}}, as mutations give it, not {_shown(position)}'
         )
     return seq if isinstance(seq, int) else None
+
+
+def _shown(value: object) -> str:
+    try:
+        return f"{value!r:.80}"
+    except ValueError:  # Python refuses to write thousands of digits
+        return "a number of that size"

@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
-import asyncio
+import threading
 from collections.abc import Sequence
 from typing import Final
 
+from blake3 import blake3
+
 from tensorbus.clock import Deadline
-from tensorbus.errors import CorruptError, InvalidArgumentError, TensorbusError
+from tensorbus.errors import CancelledError, CorruptError, InvalidArgumentError, TensorbusError
 from tensorbus.model import ALIGN, Layout, Manifest
-from tensorbus.sdk._core import Core, check_seconds
+from tensorbus.sdk._checks import check_flag, check_lease_s
+from tensorbus.sdk._core import Core
+from tensorbus.sdk._fill import PIECE_BYTES
 from tensorbus.sdk._leases import LeaseHandle
 from tensorbus.sdk._maps import part_starts
 from tensorbus.sdk._owned import Grant
 from tensorbus.sdk._put import Collected, PutOptions, address_of, collected, fill, table_of
 from tensorbus.sdk._records import ArtifactInfo, parse, position_of
 from tensorbus.sdk._tensors import Source
-from tensorbus.transport import hash_bytes
+from tensorbus.sdk._threads import in_thread_to_its_end
+from tensorbus.transport import default_threads
 
 PARTS_MAX: Final = 16
 _ADVICE: Final = "take its memory from bus.empty(), or have it copied with copy=True"
@@ -30,8 +35,9 @@ async def register(
     Raises:
         InvalidArgumentError: If a tensor cannot be shared in place; it names it.
     """
-    if check_seconds(lease_s, "lease_s") == 0:
-        raise InvalidArgumentError("lease_s must be over 0")
+    lease_s = check_lease_s(lease_s, "lease_s")
+    check_flag(copy, "copy")
+    check_flag(sealed, "sealed")
     async with deadline.scope():
         hello = await core.link.connect(deadline)
         if not hello.descriptors:
@@ -42,7 +48,7 @@ async def register(
         grants, layout = place(core, what)
         manifest = what.manifest
         if sealed:
-            digests = await asyncio.to_thread(_digests, what.sources)
+            digests = await in_thread_to_its_end(lambda stop: _digests(what.sources, stop))
             manifest = manifest.with_digests(digests)
         info, position, lease = await _ask(
             core, grants, manifest, layout, options, lease_s=lease_s, sealed=sealed, deadline=deadline
@@ -127,14 +133,15 @@ def place(core: Core, what: Collected) -> tuple[list[Grant], Layout]:
 def _part_of(core: Core, source: Source) -> tuple[Grant, int]:
     view = source.view()
     if view is None:
-        raise _refused(source, "it is not contiguous on the CPU")
+        why = "it is in a file" if source.waits else "it is not contiguous on the CPU"
+        raise _refused(source, why)
     if not source.nbytes:
         raise _refused(source, "it has no bytes")
     address = address_of(view)
     try:
         grant = core.owned.find(address, source.nbytes)
     except TensorbusError as exc:
-        raise _refused(source, exc.message) from exc
+        raise _refused(source, exc.message, advice="") from exc
     if grant is None:
         raise _refused(source, "its memory is not of this bus's worker")
     offset = address - core.owned.address_of(grant)
@@ -143,12 +150,19 @@ def _part_of(core: Core, source: Source) -> tuple[Grant, int]:
     return grant, offset
 
 
-def _refused(source: Source, why: str) -> InvalidArgumentError:
+def _refused(source: Source, why: str, *, advice: str = f"; {_ADVICE}") -> InvalidArgumentError:
     return InvalidArgumentError(
-        f"tensor {source.name!r:.80} cannot be shared in place: {why}; {_ADVICE}", tensor=source.name[:1024]
+        f"tensor {source.name!r:.80} cannot be shared in place: {why}{advice}", tensor=source.name[:1024]
     )
 
 
-def _digests(sources: Sequence[Source]) -> list[bytes]:
-    views = [source.view() for source in sources]
-    return [hash_bytes(view if view is not None else memoryview(b"")) for view in views]
+def _digests(sources: Sequence[Source], stop: threading.Event) -> list[bytes]:
+    digests = []
+    for source in sources:
+        hasher, view = blake3(max_threads=default_threads()), source.view() or memoryview(b"")
+        for start in range(0, len(view), PIECE_BYTES):
+            if stop.is_set():
+                raise CancelledError("the register was given up")
+            hasher.update(view[start : start + PIECE_BYTES])
+        digests.append(hasher.digest())
+    return digests

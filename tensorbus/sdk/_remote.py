@@ -23,11 +23,13 @@ from tensorbus.model import Layout, Manifest, TensorSpec, TensorView, ViewSpec
 from tensorbus.sdk._link import ConnectionLostError
 from tensorbus.sdk._maps import Opened
 from tensorbus.sdk._records import ArtifactInfo, parse, position_of
+from tensorbus.sdk._threads import in_thread
 from tensorbus.transport import BulkClient, OpenedSource, hash_bytes
 
 if TYPE_CHECKING:
     from tensorbus.sdk._core import Core
-    from tensorbus.sdk._put import Collected, Progress, PutOptions
+    from tensorbus.sdk._fill import Progress
+    from tensorbus.sdk._put import Collected, PutOptions
 
 log = logging.getLogger("tensorbus.sdk")
 
@@ -114,7 +116,7 @@ async def _with_client(address: tuple[str, int], work: Callable[[BulkClient], T]
         finally:
             client.close()
 
-    running = asyncio.ensure_future(asyncio.to_thread(run))
+    running = asyncio.ensure_future(in_thread(run))
     try:
         return await asyncio.shield(running)
     except asyncio.CancelledError:
@@ -122,6 +124,8 @@ async def _with_client(address: tuple[str, int], work: Callable[[BulkClient], T]
         for client in clients:
             client.close()
         await asyncio.wait([running])
+        if not running.cancelled():
+            running.exception()  # looked at, so that the loop does not report it
         raise
 
 
@@ -215,6 +219,8 @@ def _send(
     digests: dict[tuple[int, int], bytes] = {}
     end = 0
     for offset, source in places:
+        if client.closed:
+            raise UnavailableError("the transfer was given up")
         view = source.view()
         if view is None:
             view = memoryview(bytearray(source.nbytes))

@@ -122,7 +122,11 @@ class AsyncSubscription:
             self._wake.set()
             raise
         fresh = [item for item in numbers if item[0] > self._known]
-        if fresh and (fresh[0][0] != self._known + 1 or len(self._queue) + len(fresh) > WAITING_MAX):
+        if not numbers and self._queue:  # something ended, perhaps what waits here: all of that is asked for again
+            self._queue.clear()
+            self._known = self.position
+            self._behind = True
+        elif fresh and (fresh[0][0] != self._known + 1 or len(self._queue) + len(fresh) > WAITING_MAX):
             self._behind = True
         elif not self._behind:
             self._take(fresh)
@@ -170,9 +174,12 @@ class AsyncSubscription:
         self._core.series.setdefault(self.name, weakref.WeakSet()).add(self)
         self._behind = False  # before the question: a push that overtakes the answer says so again
         try:
+            after = self._known
             reply = await self._core.ask(
-                "series", {"name": self.name, "after": self._known, "follow": True}, deadline=deadline
+                "series", {"name": self.name, "after": after, "follow": True}, deadline=deadline
             )
+            if self._known < after:
+                return  # a push that overtook the answer says that more has to be asked for
             fresh = [item for item in self._numbers(reply.data) if item[0] > self._known]
         except BaseException:
             self._behind = True

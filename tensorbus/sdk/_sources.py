@@ -8,19 +8,34 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, ClassVar, Final, TypeAlias
 
 import numpy as np
 
 from tensorbus.errors import InvalidArgumentError
 from tensorbus.ids import check_tensor_name
 from tensorbus.model import Manifest, TensorSpec, dtype, itemsize
-from tensorbus.sdk._plain import Array, Octets, bits, is_tensor, numpy_element, over, plain_torch, refused, type_name
+from tensorbus.sdk._plain import (
+    Array,
+    Octets,
+    a_type,
+    bits,
+    check_storage,
+    flat,
+    is_tensor,
+    numpy_element,
+    over,
+    plain_torch,
+    refused,
+)
 
 if TYPE_CHECKING:
     import torch
 
 PIECE_BYTES: Final = 4 * 1024 * 1024
+
+Reader: TypeAlias = Callable[[int, memoryview], None]
+"""Fills a buffer with a tensor's bytes from an offset on."""
 
 
 class Source(ABC):
@@ -32,9 +47,11 @@ class Source(ABC):
         shape: Its sizes, outermost first.
         nbytes: Bytes of its elements in C order.
         alias: Equal for tensors that are the same elements of the same memory; ``None`` ties with nothing.
+        waits: Whether reading may wait for a disk.
     """
 
     __slots__ = ("alias", "dtype", "name", "nbytes", "shape")
+    waits: ClassVar[bool] = False
 
     def __init__(self, name: str, kind: str, shape: tuple[int, ...], alias: Hashable | None) -> None:
         self.name = name
@@ -51,8 +68,20 @@ class Source(ABC):
         """The C-order little-endian bytes without a copy, or ``None`` where memory does not hold them so."""
 
     @abstractmethod
-    def _blocks(self, nbytes_max: int) -> Iterator[tuple[int, Callable[[memoryview], None]]]:
+    def blocks(self, nbytes_max: int) -> Iterator[tuple[int, Callable[[memoryview], None]]]:
         """The tensor cut along its leading dimensions, in order: the size of a block and what writes its bytes."""
+
+    def reader(self) -> Reader | None:
+        """What copies any range of the bytes, from any thread; ``None`` where they do not lie in one piece."""
+        plain = self.view()
+        if plain is None:
+            return None
+        octets = _octets(plain)
+
+        def read(start: int, dst: memoryview) -> None:
+            np.copyto(_octets(dst), octets[start : start + len(dst)])  # a slice assignment would keep the GIL
+
+        return read
 
     def write_into(self, dst: memoryview) -> None:
         """Write the bytes to ``dst``, a writable buffer of exactly :attr:`nbytes`."""
@@ -60,11 +89,11 @@ class Source(ABC):
             raise InvalidArgumentError(f"{len(dst)} bytes of room for the {self.nbytes} of tensor {self.name[:80]!r}")
         if not self.nbytes:
             return
-        plain = self.view()
-        if plain is not None:
-            np.copyto(_octets(dst), _octets(plain))  # lets go of the GIL, a slice assignment would not
+        read = self.reader()
+        if read is not None:
+            read(0, dst)
             return
-        for _, write in self._blocks(self.nbytes):
+        for _, write in self.blocks(self.nbytes):
             write(dst)
 
     def pieces(self, nbytes_max: int = PIECE_BYTES) -> Iterator[memoryview]:
@@ -74,7 +103,7 @@ class Source(ABC):
             yield from (plain[at : at + nbytes_max] for at in range(0, self.nbytes, nbytes_max))
             return
         scratch = memoryview(bytearray(min(self.nbytes, max(nbytes_max, itemsize(self.dtype)))))
-        for size, write in self._blocks(len(scratch)):
+        for size, write in self.blocks(len(scratch)):
             write(scratch[:size])
             yield scratch[:size]
 
@@ -97,7 +126,7 @@ class _NumpySource(Source):
             return None
         return array.reshape(-1).view(np.uint8).data
 
-    def _blocks(self, nbytes_max: int) -> Iterator[tuple[int, Callable[[memoryview], None]]]:
+    def blocks(self, nbytes_max: int) -> Iterator[tuple[int, Callable[[memoryview], None]]]:
         little = self._array.dtype.newbyteorder("<")
         for block in _cut(self._array, self.shape, itemsize(self.dtype), nbytes_max):
 
@@ -115,16 +144,11 @@ class _TorchSource(Source):
         self._tensor = plain
         shape, contiguous = tuple(plain.shape), plain.is_contiguous()
         flags = (plain.is_conj(), plain.is_neg())
-        try:
-            pointer = plain.data_ptr()
-        except (RuntimeError, NotImplementedError) as exc:
-            raise refused(name, f"torch gives no access to its memory ({exc})") from exc
+        pointer = check_storage(name, plain, what="taken")
         strides = () if contiguous else tuple(step * known.itemsize for step in plain.stride())
         device = plain.device.type if plain.device.type == "cpu" else str(plain.device)
         alias = (device, pointer, known.name, shape, strides) + (flags if any(flags) else ())
         super().__init__(name, known.name, shape, alias)
-        if not pointer and self.nbytes:
-            raise refused(name, "its storage was freed (resized to nothing)")
 
     def view(self) -> memoryview | None:
         import torch
@@ -134,9 +158,9 @@ class _TorchSource(Source):
             return memoryview(b"")
         if tensor.device.type != "cpu" or not tensor.is_contiguous() or tensor.is_conj() or tensor.is_neg():
             return None
-        return tensor.reshape(-1).view(torch.uint8).numpy().data
+        return flat(tensor).view(torch.uint8).numpy().data
 
-    def _blocks(self, nbytes_max: int) -> Iterator[tuple[int, Callable[[memoryview], None]]]:
+    def blocks(self, nbytes_max: int) -> Iterator[tuple[int, Callable[[memoryview], None]]]:
         for block in _cut(self._tensor, self.shape, itemsize(self.dtype), nbytes_max):
 
             def write(dst: memoryview, block: torch.Tensor = block) -> None:
@@ -160,7 +184,7 @@ def collect(obj: object) -> list[Source]:
         return [_source("", obj)]
     if not isinstance(obj, Mapping):
         raise InvalidArgumentError(
-            f"a {type_name(obj)} is not taken; there are dicts of tensors, tensors of torch and numpy, and files"
+            f"{a_type(obj)} is not taken; there are dicts of tensors, tensors of torch and numpy, and files"
         )
     if not obj:
         raise InvalidArgumentError("an artifact has at least one tensor; the dict is empty")
@@ -180,7 +204,7 @@ def _source(name: str, value: Any) -> Source:
     if is_tensor(value):
         return _TorchSource(name, value)
     hint = "; give the dict inside by itself or flatten it" if isinstance(value, Mapping) else ""
-    raise refused(name, f"a {type_name(value)} is not a tensor of torch or numpy{hint}")
+    raise refused(name, f"{a_type(value)} is not a tensor of torch or numpy{hint}")
 
 
 def _numpy_place(array: Array) -> tuple[Hashable, ...]:
