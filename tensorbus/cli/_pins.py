@@ -22,12 +22,10 @@ if TYPE_CHECKING:
 
 @click.command(short_help="Keep a replica on this host's worker.")
 @click.argument("ref")
-@click.option(
-    "--ttl", "ttl_s", type=float, metavar="SECONDS", help="Let it end by itself; else it holds until `unpin`."
-)
+@click.option("--ttl", "ttl_s", type=float, default=3600.0, show_default=True, metavar="SECONDS", help="When it ends.")
 @takes_settings(*CLIENT)
 @json_option
-def pin(resolved: Resolved, *, ref: str, ttl_s: float | None, as_json: bool) -> None:
+def pin(resolved: Resolved, *, ref: str, ttl_s: float, as_json: bool) -> None:
     """Have this host's worker keep a replica of the artifact REF, a key or an id; fetches one if it has none.
 
     The pin is a fact on the log and outlives this command. Prints the lease that `unpin` takes.

@@ -288,7 +288,7 @@ class CallerLeaseGranted:
     """A caller holds a lease on the author's replica of an artifact.
 
     Attributes:
-        holder: The caller's session with the author, or empty for a pin that outlives its handle.
+        holder: The caller's session with the author, or empty for a pin that runs out by itself.
         ttl_ns: Length between renewals; ``None`` holds until released.
     """
 

@@ -70,7 +70,10 @@ class Leases:
     async def pin(
         self, caller: Caller, artifact: ArtifactId, *, ttl_s: float | None, deadline: Deadline
     ) -> tuple[LeaseId, int]:
-        """Grant a pin: the replica here is not evicted until the pin is released or runs out."""
+        """Grant a pin: the replica here is not evicted until the pin is released or ends.
+
+        One with a time runs out by itself, whoever is there; one without ends with its caller's connection.
+        """
         lease = new_lease_id(self._core.ids)
 
         def fact(number: int) -> Event:
@@ -79,13 +82,17 @@ class Leases:
                 artifact=artifact,
                 lease=lease,
                 purpose=LeasePurpose.PIN,
-                holder=caller.id,
+                holder=caller.id if ttl_s is None else "",
                 ttl_ns=None if ttl_s is None else int(ttl_s * NS_PER_S),
                 number=number,
             )
 
         position, _ = await self._core.author.say(fact, deadline=deadline, principal=caller.id)
         self.began(lease, tenant=caller.tenant, artifact=artifact, purpose=LeasePurpose.PIN, ttl_s=ttl_s)
+        if ttl_s is None:
+            caller.leases[lease] = None
+            if caller.session.closed:
+                self.gone(caller)
         return lease, position
 
     def renew(self, caller: Caller, leases: list[str]) -> list[str]:

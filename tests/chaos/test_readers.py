@@ -100,13 +100,16 @@ async def test_holders_that_crash_hold_nothing(field: Field) -> None:
         await eventually(raw, "the memory", "pool", "busy_bytes", equals=0)
 
 
-async def test_a_pin_without_a_time_outlives_its_holder_and_ends_once(field: Field) -> None:
+async def test_pins_end_with_their_holder_or_by_their_time_and_once(field: Field) -> None:
     worker = field.worker(id="w1")
     async with await Raw.unix(worker.socket) as raw:
         taken = await raw.put({"w": data_of("mine", 1000)}, key="k")
         async with await Raw.unix(worker.socket) as holder:
-            lease = (await holder.call("pin", artifact=taken["artifact"]["artifact"], ttl_s=None))["lease"]
-        await asyncio.sleep(0.5)
+            await holder.call("pin", artifact=taken["artifact"]["artifact"], ttl_s=None)
+            lease = (await holder.call("pin", artifact=taken["artifact"]["artifact"], ttl_s=600))["lease"]
+        async with asyncio.timeout(10):
+            while len((await raw.resolve("k"))["leases"]) > 1:  # the one without a time goes with its holder
+                await asyncio.sleep(0.05)
         assert [held["lease"] for held in (await raw.resolve("k"))["leases"]] == [lease]
         await raw.call("release", lease=lease)
         with pytest.raises(NotFoundError, match="was released, ran out"):
@@ -118,7 +121,7 @@ async def test_a_pin_without_a_time_outlives_its_holder_and_ends_once(field: Fie
             ends = (raw.call("release", lease=again) for _ in range(2))
             outcomes += await asyncio.gather(*ends, return_exceptions=True)
         assert sum(isinstance(outcome, NotFoundError) for outcome in outcomes) == 5
-        assert len(await bodies(raw, "CallerLeaseEnded")) == 6
+        assert len(await bodies(raw, "CallerLeaseEnded")) == 7
 
 
 # -- writing and forking ----------------------------------------------------------------------------------------------

@@ -118,12 +118,24 @@ async def test_memory_of_a_connection_that_is_gone_is_served_no_longer_and_the_f
         worker.leases.gone(gone)  # a second word of it changes nothing
 
 
-async def test_a_pin_without_a_ttl_outlives_its_connection_until_it_is_released() -> None:
+async def test_a_pin_without_a_ttl_ends_with_its_connection() -> None:
+    async with rig(MemoryCluster()) as worker:
+        taken = await worker.puts.take(worker.incoming(A), deadline=soon())
+        who = caller()
+        await worker.leases.pin(who, taken.artifact, ttl_s=None, deadline=soon())
+        record = worker.core.state.artifacts[TENANT, taken.artifact]
+        worker.leases.gone(who)
+        await until(lambda: not record.leases, "the pin's end")
+        assert record.live
+        assert worker.bytes_of(taken.artifact) == A
+
+
+async def test_a_pin_with_a_ttl_outlives_its_connection_and_ends_once() -> None:
     async with rig(MemoryCluster()) as worker:
         worker.core.spawn(worker.leases.expire(), name="expire")
         who = caller()
         taken = await worker.puts.take(worker.incoming(A), deadline=soon())
-        lease, position = await worker.leases.pin(who, taken.artifact, ttl_s=None, deadline=soon())
+        lease, position = await worker.leases.pin(who, taken.artifact, ttl_s=600, deadline=soon())
         assert worker.core.state.seq >= position
         worker.leases.gone(who)
         await asyncio.sleep(0.05)
