@@ -100,7 +100,7 @@ async def pressure(raw: Raw, *, seed: str, rounds: int, nbytes_max: int) -> None
             say(event="error", kind=str(error.kind), text=str(error))
         while len(mine) > 3 or (mine and rng.random() < 0.3):
             await raw.call("destroy", artifact=mine.pop(rng.randrange(len(mine))))
-        if len(held) > 3 or rng.random() < 0.3:
+        if len(held) > 3 or (held and rng.random() < 0.3):
             # Long after its artifact may have ended and its memory been wanted by others: still the same bytes.
             _, opened = held.pop(rng.randrange(len(held)))
             counts["wrong"] += not opened.right()
