@@ -1,6 +1,5 @@
 """The bus: what a process says to the world of artifacts. This is the real API; the sync one mirrors it."""
 
-
 from __future__ import annotations
 
 import asyncio

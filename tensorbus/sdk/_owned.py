@@ -16,6 +16,7 @@ from tensorbus.transport import PinnedMap
 if TYPE_CHECKING:
     from tensorbus.sdk._core import Core
 
+MEMORY_BYTES_MAX: Final = (1 << 48) - 1
 Purpose: TypeAlias = Literal["put", "empty"]
 
 _RETIRING_S: Final = 2.0
@@ -67,7 +68,12 @@ class Owned:
 
         Raises:
             OutOfSpaceError: If the pool is full; says who holds it.
+            InvalidArgumentError: If no worker can have that much.
         """
+        if nbytes > MEMORY_BYTES_MAX:
+            raise InvalidArgumentError(
+                f"no worker has memory of {nbytes} bytes; the most that can be asked for is 256 TiB"
+            )
         core = self._core
         fresh = False
         patience = Deadline(_RETIRING_S)
@@ -84,7 +90,11 @@ class Owned:
                 continue
             segment, generation = _number(reply.data, "segment"), _number(reply.data, "generation")
             epoch = core.link.epoch
-            memory = core.writes.take(segment, reply)
+            try:
+                memory = core.writes.take(segment, reply)
+            except BaseException:
+                core.tidy("abort", {"segment": segment, "generation": generation})
+                raise
             if memory is not None:
                 return Grant(segment, generation, nbytes, memory, epoch, warm=reply.data.get("mapped") is True)
             core.tidy("abort", {"segment": segment, "generation": generation})
