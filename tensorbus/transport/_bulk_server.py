@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from tensorbus.clock import NS_PER_S, SystemClock
 from tensorbus.errors import (
     FencedError,
     InvalidArgumentError,
@@ -26,6 +27,7 @@ from tensorbus.transport._sockets import bound_tcp, tune
 log = logging.getLogger("tensorbus.transport")
 
 _JOIN_BYTES = 256 * 1024
+_CLOCK = SystemClock()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,7 +84,10 @@ class BulkServer:
         port: 0 takes a free one; see :attr:`address`.
         owner: Asked for sources and sinks.
         ids: Where read tokens come from.
-        connections_max: More are told OutOfSpaceError and closed.
+        connections_max: Beyond that a newcomer takes the place of the connection that has asked for nothing for
+            longest, and of none if all are at work: then it is told OutOfSpaceError and closed.
+        spare_s: How long a connection is spared after it was last at work.
+        hello_s: A connection that does not greet within that time is closed.
         idle_s: A connection that asks for nothing for so long is closed, which releases what it has open.
         stall_s: A connection that takes or sends nothing for so long within a transfer is closed.
 
@@ -98,16 +103,20 @@ class BulkServer:
         *,
         ids: IdSource,
         connections_max: int = 64,
+        spare_s: float = 1.0,
+        hello_s: float = 5.0,
         idle_s: float = 600.0,
         stall_s: float = 30.0,
     ) -> None:
+        self._spare_ns = int(spare_s * NS_PER_S)
+        self._hello_s = hello_s
         self._owner = owner
         self._ids = ids
         self._connections_max = connections_max
         self._idle_s = idle_s
         self._stall_s = stall_s
         self._lock = threading.Lock()
-        self._wires: set[Wire] = set()
+        self._wires: dict[Wire, _Talk] = {}
         self._threads: list[threading.Thread] = []
         self._closed = False
         self._listener = bound_tcp(host, port)
@@ -149,10 +158,12 @@ class BulkServer:
             self._admit(Wire(sock, peer=f"{host}:{port}"))
 
     def _admit(self, wire: Wire) -> None:
-        thread = threading.Thread(target=self._serve, args=(wire,), name=f"bulk {wire.peer}", daemon=True)
+        times = {"hello_s": self._hello_s, "idle_s": self._idle_s, "stall_s": self._stall_s}
+        talk = _Talk(wire, self._owner, self._ids, **times)
+        thread = threading.Thread(target=self._serve, args=(wire, talk), name=f"bulk {wire.peer}", daemon=True)
         with self._lock:
-            if not self._closed and len(self._wires) < self._connections_max:
-                self._wires.add(wire)
+            if not self._closed and (len(self._wires) < self._connections_max or self._make_room()):
+                self._wires[wire] = talk
                 self._threads = [other for other in self._threads if other.is_alive()]
                 self._threads.append(thread)
                 thread.start()
@@ -162,8 +173,19 @@ class BulkServer:
             _send_error(wire, OutOfSpaceError(f"{self._connections_max} bulk connections are open already"))
         wire.close()
 
-    def _serve(self, wire: Wire) -> None:
-        talk = _Talk(wire, self._owner, self._ids, idle_s=self._idle_s, stall_s=self._stall_s)
+    def _make_room(self) -> bool:
+        """End the connection that waits for its next request for longest; says whether there was one."""
+        idle = [(talk.idle_since_ns, wire) for wire, talk in self._wires.items() if talk.idle_since_ns]
+        if not idle:
+            return False
+        since_ns, wire = min(idle, key=lambda entry: entry[0])
+        if _CLOCK.now_ns() - since_ns < self._spare_ns:
+            return False
+        del self._wires[wire]
+        wire.abort()
+        return True
+
+    def _serve(self, wire: Wire, talk: _Talk) -> None:
         try:
             talk.run()
         except LostError as exc:
@@ -175,7 +197,7 @@ class BulkServer:
         finally:
             talk.release()
             with self._lock:
-                self._wires.discard(wire)
+                self._wires.pop(wire, None)
             wire.abort()
             wire.close()
 
@@ -183,7 +205,11 @@ class BulkServer:
 class _Talk:
     """One connection's conversation."""
 
-    def __init__(self, wire: Wire, owner: BulkOwner, ids: IdSource, *, idle_s: float, stall_s: float) -> None:
+    def __init__(
+        self, wire: Wire, owner: BulkOwner, ids: IdSource, *, hello_s: float, idle_s: float, stall_s: float
+    ) -> None:
+        self.idle_since_ns = 0
+        self._hello_s = hello_s
         self._wire = wire
         self._owner = owner
         self._ids = ids
@@ -192,14 +218,17 @@ class _Talk:
         self._sources: dict[str, BulkSource] = {}
 
     def run(self) -> None:
-        self._wire.set_timeout(self._stall_s)
+        self._wire.set_timeout(self._hello_s)
+        self.idle_since_ns = _CLOCK.now_ns()
         header, body_bytes = self._wire.recv_head()
         if header.get("t") != "hello" or header.get("version") != BULK_VERSION or body_bytes:
             raise RemoteProtocolError(f"{self._wire.peer} speaks another bulk protocol: {header}")
         self._wire.send_head({"t": "hello", "version": BULK_VERSION})
         while True:
             self._wire.set_timeout(self._idle_s)
+            self.idle_since_ns = _CLOCK.now_ns()
             header, body_bytes = self._wire.recv_head()
+            self.idle_since_ns = 0
             if body_bytes:
                 raise RemoteProtocolError(f"a body of {body_bytes} bytes comes with no request for it")
             self._wire.set_timeout(self._stall_s)

@@ -96,7 +96,7 @@ def owner() -> Owner:
 
 @pytest.fixture
 def server(owner: Owner) -> Iterator[BulkServer]:
-    server = BulkServer("127.0.0.1", 0, owner, ids=SystemIds(), connections_max=4)
+    server = BulkServer("127.0.0.1", 0, owner, ids=SystemIds(), connections_max=4, spare_s=60.0)
     yield server
     server.close()
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("bulk")]
@@ -262,6 +262,22 @@ def test_connections_over_the_bound_are_told_so(server: BulkServer) -> None:
     clients.append(BulkClient.connect(server.host, server.port, deadline=soon()))
     for client in clients:
         client.close()
+
+
+def test_connections_that_ask_for_nothing_make_room_for_those_that_do(owner: Owner) -> None:
+    server = BulkServer("127.0.0.1", 0, owner, ids=SystemIds(), connections_max=4, spare_s=0.0)
+    silent = [socket.create_connection((server.host, server.port)) for _ in range(2)]
+    greeted = [BulkClient.connect(server.host, server.port, deadline=soon()) for _ in range(2)]
+    for _ in range(8):
+        client = BulkClient.connect(server.host, server.port, deadline=soon())
+        client.open({"artifact": "a"}, deadline=soon())
+        client.close()
+    for sock in silent:
+        sock.close()
+    for client in greeted:
+        client.close()
+    server.close()
+    assert owner.released == owner.opened
 
 
 @pytest.mark.parametrize("garbage", [b"GET / HTTP/1.1\r\nHost: x\r\n\r\n" + bytes(64), b"\x00" * 64, b"tb"])
