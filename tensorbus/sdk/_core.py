@@ -11,7 +11,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Protocol
 
 from tensorbus.clock import Deadline
-from tensorbus.errors import InvalidArgumentError, NotFoundError, TensorbusError
+from tensorbus.errors import DeadlineExceededError, InvalidArgumentError, NotFoundError, TensorbusError
 from tensorbus.model import ViewSpec
 from tensorbus.sdk._checks import check_seconds
 from tensorbus.sdk._followed import Entry, Followed, Name
@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 log = logging.getLogger("tensorbus.sdk")
 
 _CLEANUP_S = 5.0
+PROOFS_PER_TTL = 4
+"""How often within its session's TTL a worker must show that it lives, for what it told to be relied on."""
 _FORKED = (
     "this bus was connected before the process forked, and its connection is the parent's; "
     "connect again in the child (tensors that were read before stay readable)"
@@ -183,6 +185,24 @@ class Core:
 
     def on_connected(self, hello: Hello) -> None:
         log.debug("connected to %s, incarnation %s, session %s", hello.worker, hello.incarnation, hello.session)
+        if self.full is None:
+            self.spawn(self._doubt(self.link.epoch, hello.ttl_s / PROOFS_PER_TTL), "proof of life")
+
+    async def _doubt(self, epoch: int, pause_s: float) -> None:
+        """Ask the worker again and again whether it lives: who is stopped keeps its connections and tells nothing.
+
+        Without an answer nothing is known any more, long before its session can be ended; the connection stays, since
+        leases hang on it and the worker may only be slow.
+        """
+        while self.link.connected and self.link.epoch == epoch:
+            await asyncio.sleep(pause_s)
+            try:
+                await self.link.call("ping", deadline=Deadline(pause_s), repeat=False, epoch=epoch)
+            except DeadlineExceededError:
+                log.warning("the worker does not answer; what it told is not relied on until it does")
+                self.followed.clear()
+            except TensorbusError:
+                return  # the connection ended, or is closed
 
     def on_lost(self, reason: TensorbusError) -> None:
         """Nobody tells of changes any more, and what was owned by the session has ended."""

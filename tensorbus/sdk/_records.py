@@ -158,6 +158,7 @@ class Hello:
         session: The caller's session with it.
         prefix: First tokens of the system's subjects.
         descriptors: Whether memory can be passed on this connection.
+        ttl_s: After how many seconds of silence its session may be ended.
     """
 
     worker: str
@@ -168,6 +169,7 @@ class Hello:
     position: int
     prefix: str
     descriptors: bool
+    ttl_s: float = 15.0
 
 
 def parse(kind: type[R], data: object) -> R:

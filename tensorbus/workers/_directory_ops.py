@@ -49,6 +49,7 @@ class DirectoryOps:
 
     def table(self) -> dict[str, Op]:
         return {
+            "ping": self.ping,
             "resolve": self.resolve,
             "unfollow": self.unfollow,
             "manifest": self.manifest,
@@ -72,6 +73,9 @@ class DirectoryOps:
         }
 
     # -- names --------------------------------------------------------------------------------------------------------
+
+    async def ping(self, _caller: Caller, _request: Request) -> Reply:
+        return Reply({"position": self._core.live.position})
 
     async def resolve(self, caller: Caller, request: Request) -> Reply:
         asked = ask.parse(ask.Resolve, request.args, op="resolve")

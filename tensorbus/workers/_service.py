@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 
 from tensorbus import __version__
+from tensorbus.clock import NS_PER_S
 from tensorbus.errors import InvalidArgumentError
 from tensorbus.projections import Names
 from tensorbus.transport import PeerSession, Reply, Request
@@ -83,6 +84,7 @@ class Service:
                 "session": caller.id,
                 "position": self._core.live.position,
                 "prefix": self._core.bus.subjects.prefix,
+                "ttl_s": self._core.state.sessions[me.worker].ttl_ns / NS_PER_S,
                 "descriptors": caller.session.passes_fds and self._memory is not None,
             }
         )

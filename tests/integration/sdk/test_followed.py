@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from collections.abc import Callable
 from pathlib import Path
 
@@ -129,3 +131,19 @@ async def test_events_are_followed(abus: tb.AsyncBus) -> None:
         assert (first.type, first.body["artifact"]) == ("ArtifactPut", art.id)
         assert (await anext(events)).type == "KeyBound"
         assert events.position["TB"] > start["TB"]
+
+
+def test_what_a_stopped_worker_told_is_not_relied_on(home: Path, start_worker: Callable[..., WorkerProgram]) -> None:
+    worker = start_worker("basic", id="w1", host_id="h")
+    with tb.connect(home=home, host_id="h") as bus:
+        bus.put(X, key="k")
+        assert bus.artifact("k").nbytes == X.nbytes
+        os.kill(worker.pid, signal.SIGSTOP)
+        try:
+            wait_until(lambda: not len(bus._core.followed), what="doubt")
+            with pytest.raises(tb.DeadlineExceededError):
+                bus.artifact("k", timeout=0.3)
+        finally:
+            os.kill(worker.pid, signal.SIGCONT)
+        assert bus.artifact("k").nbytes == X.nbytes
+        assert len(bus._core.followed) == 1
