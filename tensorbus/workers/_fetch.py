@@ -32,6 +32,7 @@ log = logging.getLogger("tensorbus.workers")
 CONNECT_S = 5.0
 FETCH_S = 3600.0
 READS_MAX = 50_000
+CATCH_UP_S = 2.0
 LET_GO_S = 2.0
 LET_GO_LOOK_S = 0.005
 
@@ -96,7 +97,16 @@ class Fetches:
                 now = rules.live_artifact(self._core.state, tenant=held.tenant, artifact=held.artifact)
                 return await self._fetch(now)
             return held, How("tcp", f"from worker {source.worker} on host {source.host}")
+        await self._catch_up()
         raise self._no_source(record, failures)
+
+    async def _catch_up(self) -> None:
+        """A source may know of an end that has not come here: what is gone must not be called unreachable."""
+        deadline = Deadline(CATCH_UP_S, what="reading the end of the log")
+        try:
+            await self._core.feed.reached(await self._core.bus.last_seq(deadline=deadline), deadline=deadline)
+        except (UnavailableError, DeadlineExceededError):
+            return  # then it is said by what is known here
 
     async def _from(self, source: Session, record: Artifact) -> Held:
         """Copy the bytes of one source into a segment of our own, and check them."""
