@@ -135,7 +135,7 @@ class AsyncBus:
             key: A name that can move; bound to the artifact.
             rebind: Whether ``key`` may be taken from another artifact.
             digest: ``"later"`` leaves the hashing to the worker, and gives a random id unless there is an ``id``.
-            progress: Called as ``progress(bytes_done, bytes_total)`` from the thread that copies.
+            progress: Called as ``progress(bytes_done, bytes_total)`` from the threads that copy, by one at a time.
             timeout: Seconds; the bus's default when ``None``.
 
         Raises:

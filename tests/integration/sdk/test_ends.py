@@ -111,6 +111,7 @@ async def test_a_put_that_is_given_up_ends_soon_reports_nothing_and_holds_nothin
     abus: tb.AsyncBus, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(_fill, "PIECE_BYTES", 1 << 20)
+    monkeypatch.setattr(_fill, "_COPY_BYTES", 1 << 20)
     monkeypatch.setattr(_fill, "default_threads", lambda: 1)
     reported: list[object] = []
     asyncio.get_running_loop().set_exception_handler(lambda loop, context: reported.append(context))

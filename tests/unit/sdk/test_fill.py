@@ -44,6 +44,7 @@ def test_every_kind_and_size(
 ) -> None:
     monkeypatch.setattr(_fill, "PIECE_BYTES", 8192)
     monkeypatch.setattr(_fill, "_INLINE_BYTES", 0)
+    monkeypatch.setattr(_fill, "_COPY_BYTES", 16384)
     monkeypatch.setattr(_fill, "_CHUNK_BYTES", 1000)
     octets = torch.from_numpy(RNG.integers(0, 256, 100_000, dtype=np.uint8))
     content = {
@@ -73,6 +74,7 @@ def test_every_kind_and_size(
 def test_it_stops_at_the_next_piece(monkeypatch: pytest.MonkeyPatch, scattered: bool) -> None:
     monkeypatch.setattr(_fill, "PIECE_BYTES", 4096)
     monkeypatch.setattr(_fill, "_INLINE_BYTES", 0)
+    monkeypatch.setattr(_fill, "_COPY_BYTES", 16384)
     array = np.ones((100, 4096), np.uint8)
     sources = collect({"a": array.T if scattered else array})
     places, memory = placed(sources)
@@ -93,6 +95,7 @@ def test_it_stops_at_the_next_piece(monkeypatch: pytest.MonkeyPatch, scattered: 
 def test_a_file_that_is_cut_short_meanwhile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_fill, "PIECE_BYTES", 4096)
     monkeypatch.setattr(_fill, "_INLINE_BYTES", 0)
+    monkeypatch.setattr(_fill, "_COPY_BYTES", 16384)
     file = save_safetensors(tmp_path, [(TensorSpec("f", "u8", (50_000,)), bytes(50_000))])
     places, memory = placed(open_files(file))
     filling = Filling(memory, warm=True, digests=True, stop=threading.Event(), threads=2)
