@@ -1,4 +1,4 @@
-"""Bringing an artifact here: what is gone is said to be gone, and only what is there and out of reach is unavailable."""
+"""Bringing an artifact here: what is gone is not found, and only what is there and out of reach is unavailable."""
 
 from __future__ import annotations
 
