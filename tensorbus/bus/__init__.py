@@ -2,6 +2,7 @@
 
 from tensorbus.bus._append import append
 from tensorbus.bus._blobs import get_blob, put_blob
+from tensorbus.bus._health import Health, health_of
 from tensorbus.bus._memory import Fault, MemoryBus, MemoryCluster
 from tensorbus.bus._nats import NatsBus
 from tensorbus.bus._port import (
@@ -23,6 +24,7 @@ __all__ = [
     "Conflict",
     "EmbeddedServer",
     "Fault",
+    "Health",
     "Heartbeat",
     "MemoryBus",
     "MemoryCluster",
@@ -33,6 +35,7 @@ __all__ = [
     "WrongSequenceError",
     "append",
     "get_blob",
+    "health_of",
     "provision",
     "put_blob",
 ]

@@ -101,6 +101,12 @@ class Link:
             raise UnavailableError("the bus is closed")
         return self._nc
 
+    @property
+    def without_jetstream(self) -> bool:
+        """Whether the server said, as it does to whoever connects, that it has no JetStream itself."""
+        said: Mapping[str, object] = getattr(self.client, "_server_info", {})
+        return bool(said) and not said.get("jetstream")
+
     async def open(self, deadline: Deadline) -> None:
         """Connect for the first time.
 

@@ -17,12 +17,20 @@ from tensorbus.bus._reader import NatsReader
 from tensorbus.bus._requests import NoStreamError, Requests
 from tensorbus.bus._streams import ensure_live, ensure_log
 from tensorbus.clock import Clock, Deadline, SystemClock
-from tensorbus.errors import CorruptError, InvalidArgumentError, NotFoundError
+from tensorbus.errors import (
+    CorruptError,
+    DeadlineExceededError,
+    InvalidArgumentError,
+    NotFoundError,
+    TensorbusError,
+    UnavailableError,
+)
 from tensorbus.events import MSG_ID, Subjects
 from tensorbus.ids import IdSource, SystemIds
 
 CONNECT_S: Final = 10.0
 RECREATE_S: Final = 5.0
+JETSTREAM_S: Final = 2.0
 _TIME = re.compile(r"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)(?:\.(\d{1,9}))?Z")
 
 
@@ -86,6 +94,7 @@ class NatsBus:
 
     async def provision(self, *, remembered_seq: int, limits: StreamLimits, deadline: Deadline) -> None:
         self._limits = limits
+        await self._need_jetstream(deadline)
         await ensure_log(
             self._requests,
             self._subjects,
@@ -164,6 +173,21 @@ class NatsBus:
             remembered_seq=self._live_seq,
             deadline=deadline,
         )
+
+    async def _need_jetstream(self, deadline: Deadline) -> None:
+        """Say soon that JetStream is off. A server without it may still lead to one with it: then that answers."""
+        if not self._link.without_jetstream:
+            return
+        left = deadline.left()
+        soon = Deadline(JETSTREAM_S if left is None else min(left, JETSTREAM_S), what="asking for JetStream")
+        try:
+            await self._requests.api("INFO", deadline=soon)
+        except (UnavailableError, DeadlineExceededError) as exc:
+            raise UnavailableError(
+                "JetStream is off in the NATS server: add `jetstream {}` to its configuration, or start it with -js"
+            ) from exc
+        except TensorbusError:
+            pass  # something with JetStream answers, if only that this account may not ask
 
     async def _message(self, question: dict[str, Any], deadline: Deadline) -> Message | None:
         verb = f"STREAM.MSG.GET.{self._subjects.log_stream}"

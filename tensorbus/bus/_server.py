@@ -14,25 +14,31 @@ import subprocess
 import sys
 import sysconfig
 import threading
-import urllib.error
-import urllib.request
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
+from tensorbus.bus._health import FREE_BYTES_MIN, STATE_FILE, Health, ask_health
 from tensorbus.bus._port import StreamLimits
 from tensorbus.clock import NS_PER_S, Clock, Deadline, SystemClock
-from tensorbus.errors import ConflictError, OutOfSpaceError, TensorbusError, UnavailableError
+from tensorbus.errors import ConflictError, DeniedError, OutOfSpaceError, TensorbusError, UnavailableError
 
 MAX_PAYLOAD_BYTES: Final = 8 << 20
 LOCK_GRACE_S: Final = 0.5
 POLL_S: Final = 0.005
 LOG_TAIL_LINES: Final = 15
 DISK_SHARE: Final = 0.8
-FREE_BYTES_MIN: Final = 1 << 20
 _PR_SET_PDEATHSIG: Final = 1
 _NO_SPACE: Final = ("no space left", "disk quota", "insufficient storage", "file size limit")
+
+_KINDS: Final[dict[int, type[TensorbusError]]] = {
+    errno.ENOSPC: OutOfSpaceError,
+    errno.EDQUOT: OutOfSpaceError,
+    errno.EACCES: DeniedError,
+    errno.EPERM: DeniedError,
+    errno.EROFS: DeniedError,
+}
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _spawner_lock = threading.Lock()
@@ -123,7 +129,7 @@ class EmbeddedServer:
         except OSError as exc:
             raise _from_os(exc, self.home) from exc
         try:
-            asked = self._port if self._port is not None else _read_port(self.home / "server.json")
+            asked = self._port if self._port is not None else _read_port(self.home / STATE_FILE)
             try:
                 self._launch(lock, asked)
             except UnavailableError:
@@ -160,16 +166,13 @@ class EmbeddedServer:
 
         A stream that met a full disk answers nobody until the server is started again, and only this tells why.
         """
-        if not self._monitor:
-            return "it has not started"
-        try:
-            with urllib.request.urlopen(f"{self._monitor}/healthz", timeout=1.0) as answer:
-                return "" if answer.status == 200 else f"status {answer.status}"
-        except urllib.error.HTTPError as exc:
-            with exc:
-                return exc.read(1000).decode("utf-8", "replace")
-        except OSError as exc:
-            return str(exc)
+        return self.health().problem
+
+    def health(self) -> Health:
+        """The same, and whether a restart is what helps. Blocks for a second at most."""
+        if not self._monitor or self._process is None:
+            return Health(problem="it has not started")
+        return ask_health(self._monitor, self.home)
 
     def limits(self) -> StreamLimits:
         """Limits that leave a part of the disk free, so that a log that grows is refused before the disk is full."""
@@ -202,11 +205,12 @@ class EmbeddedServer:
         config, ports = self.home / "nats.conf", self.home / "ports"
         shutil.rmtree(ports, ignore_errors=True)
         ports.mkdir()
-        config.write_text(_config(self.home, name=self._name, port=-1 if port is None else port))
+        config.write_text(_config(self.home, name=self._name, port=-1 if port is None else port), encoding="utf-8")
         with contextlib.suppress(FileNotFoundError):
             self.log_path.unlink()
         command = [str(find_binary()), "-c", str(config)]
-        self._process = _spawn(command, lock)
+        with self.log_path.open("ab") as early:  # what it says before it has read where to log
+            self._process = _spawn(command, lock, early.fileno())
         os.ftruncate(lock, 0)
         os.pwrite(lock, f"{self._process.pid}\n".encode(), 0)
         try:
@@ -214,7 +218,7 @@ class EmbeddedServer:
         except BaseException:
             self.stop()
             raise
-        _write_atomically(self.home / "server.json", json.dumps({"port": self._port, "monitor": self._monitor}))
+        _write_atomically(self.home / STATE_FILE, json.dumps({"port": self._port, "monitor": self._monitor}))
 
     def _await_health(self, ports_file: Path) -> None:
         assert self._process is not None
@@ -246,9 +250,10 @@ class EmbeddedServer:
 
 
 def _config(home: Path, *, name: str, port: int) -> str:
-    quoted = {key: json.dumps(str(home / key)) for key in ("jetstream", "nats.log", "ports")}
+    # The server's own format knows no \\u escapes, so that what is not ASCII stands there as it is.
+    quoted = {key: json.dumps(str(home / key), ensure_ascii=False) for key in ("jetstream", "nats.log", "ports")}
     return f"""\
-server_name: {json.dumps(name)}
+server_name: {json.dumps(name, ensure_ascii=False)}
 listen: "127.0.0.1:{port}"
 http: "127.0.0.1:-1"
 ports_file_dir: {quoted["ports"]}
@@ -266,17 +271,17 @@ jetstream {{
 """
 
 
-def _spawn(command: list[str], lock: int) -> subprocess.Popen[bytes]:
+def _spawn(command: list[str], lock: int, output: int) -> subprocess.Popen[bytes]:
     """Fork from a thread that lives as long as this process: the death signal is tied to the thread that forked."""
     global _spawner
     with _spawner_lock:
         if _spawner is None or _spawner[0] != os.getpid():
             _spawner = (os.getpid(), ThreadPoolExecutor(1, thread_name_prefix="tensorbus-spawner"))
         executor = _spawner[1]
-    return executor.submit(_popen, command, lock, os.getpid()).result()
+    return executor.submit(_popen, command, lock, output, os.getpid()).result()
 
 
-def _popen(command: list[str], lock: int, parent: int) -> subprocess.Popen[bytes]:
+def _popen(command: list[str], lock: int, output: int, parent: int) -> subprocess.Popen[bytes]:
     def in_child() -> None:
         _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
         if os.getppid() != parent:  # it died before the signal was asked for
@@ -285,8 +290,8 @@ def _popen(command: list[str], lock: int, parent: int) -> subprocess.Popen[bytes
     return subprocess.Popen(
         command,
         stdin=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
+        stdout=output,
+        stderr=output,
         pass_fds=(lock,),
         process_group=0,  # a Ctrl-C in the terminal is for us
         preexec_fn=in_child,
@@ -296,7 +301,7 @@ def _popen(command: list[str], lock: int, parent: int) -> subprocess.Popen[bytes
 def _read_ports(path: Path) -> tuple[int, str] | None:
     """Port and monitoring address from the server's own ports file, once it has been written."""
     try:
-        found: dict[str, Any] = json.loads(path.read_text())
+        found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
         return int(found["nats"][0].rsplit(":", 1)[1]), str(found["monitoring"][0])
     except (OSError, ValueError, LookupError):
         return None
@@ -304,18 +309,17 @@ def _read_ports(path: Path) -> tuple[int, str] | None:
 
 def _read_port(path: Path) -> int | None:
     try:
-        return int(json.loads(path.read_text())["port"])
+        return int(json.loads(path.read_text(encoding="utf-8"))["port"])
     except (OSError, ValueError, LookupError, TypeError):
         return None
 
 
 def _write_atomically(path: Path, text: str) -> None:
     draft = path.with_suffix(".new")
-    draft.write_text(text)
+    draft.write_text(text, encoding="utf-8")
     draft.replace(path)
 
 
 def _from_os(exc: OSError, home: Path) -> TensorbusError:
-    full = exc.errno in (errno.ENOSPC, errno.EDQUOT)
-    cls = OutOfSpaceError if full else UnavailableError
+    cls = _KINDS.get(exc.errno or 0, UnavailableError)
     return cls(f"the NATS server cannot use {home}: {exc.strerror or exc}", home=str(home))

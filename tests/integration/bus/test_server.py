@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from tensorbus.bus import EmbeddedServer, NatsBus, provision
+from tensorbus.bus import EmbeddedServer, NatsBus, health_of, provision
 from tensorbus.bus import _server as server_module
 from tensorbus.clock import Deadline
 from tensorbus.errors import ConflictError, OutOfSpaceError, UnavailableError
@@ -187,3 +187,27 @@ async def test_limits_leave_room_on_the_disk(home: Path) -> None:
         bus = await NatsBus.connect(server.url)
         await provision(bus, limits=limits, deadline=soon())
         await bus.close()
+
+
+def test_a_home_in_any_script(home: Path) -> None:
+    with EmbeddedServer(home / 'é "日本" \\ $x') as server:
+        assert server.healthy()
+        assert (server.home / "jetstream").is_dir()
+
+
+def test_what_it_says_before_it_logs_is_told(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server_module, "_config", lambda *_args, **_more: "nonsense {")
+    with pytest.raises(UnavailableError, match="Parse error"):
+        EmbeddedServer(home / "nats").start()
+
+
+def test_its_health_is_known_to_other_processes(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
+    assert health_of(home / "nats").problem == "it has not started"
+    with EmbeddedServer(home / "nats") as server:
+        health = health_of(home / "nats")
+        assert (health.problem, health.broken, health.has_room) == ("", False, True)
+        assert server.health().problem == ""
+    gone = health_of(home / "nats")
+    assert "does not answer" in gone.problem
+    assert not gone.broken
