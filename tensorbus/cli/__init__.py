@@ -8,9 +8,13 @@ from typing import NoReturn
 
 def main(args: Sequence[str] | None = None) -> NoReturn:
     """Run the command line and exit with its code (table in ``docs/cli.md``)."""
-    from tensorbus.cli._app import run
+    try:
+        from tensorbus.cli._app import run
 
-    raise SystemExit(run(args))
+        code = run(args)
+    except KeyboardInterrupt:  # before anything could take it
+        code = 130
+    raise SystemExit(code)
 
 
 __all__ = ["main"]

@@ -12,7 +12,7 @@ from typing import Final
 import click
 
 import tensorbus
-from tensorbus.cli._errors import EXIT_BROKEN_PIPE, EXIT_INTERRUPTED, EXIT_OTHER, report
+from tensorbus.cli._errors import EXIT_BROKEN_PIPE, EXIT_INTERRUPTED, from_os_error, report
 from tensorbus.errors import InvalidArgumentError, TensorbusError
 
 COMMANDS: Final = {
@@ -65,6 +65,7 @@ def run(args: Sequence[str] | None) -> int:
     """Run a command line; returns its exit code."""
     given = list(sys.argv[1:] if args is None else args)
     as_json = "--json" in given
+    _open_closed_streams()
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
@@ -88,8 +89,7 @@ def run(args: Sequence[str] | None) -> int:
         _silence()
         return EXIT_BROKEN_PIPE
     except OSError as exc:
-        where = f" ({exc.filename})" if exc.filename else ""
-        return report(TensorbusError(f"{exc.strerror or exc}{where}"), as_json=as_json) or EXIT_OTHER
+        return report(from_os_error(exc), as_json=as_json)
     return 0
 
 
@@ -98,6 +98,21 @@ def _usage(exc: click.ClickException, *, as_json: bool) -> int:
         exc.show()
         return exc.exit_code
     return report(InvalidArgumentError(exc.format_message()), as_json=True)
+
+
+def _open_closed_streams() -> None:
+    """Lead streams that were closed by who started this (``>&-``) to nowhere.
+
+    Else the next file or socket gets their number and then what is printed; and Python prints errors on standard
+    output when there is no standard error.
+    """
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # takes the lowest free number, which is this one
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(number, "r" if number == 0 else "w", encoding="utf-8", closefd=False))  # noqa: SIM115
 
 
 def _silence() -> None:

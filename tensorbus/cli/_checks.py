@@ -2,64 +2,49 @@
 
 from __future__ import annotations
 
-import os
 import resource
-import stat
 from collections.abc import Awaitable, Callable, Iterator
-from dataclasses import dataclass
-from enum import StrEnum
-from pathlib import Path
 from typing import Final
 
 from tensorbus.bus import NatsBus
+from tensorbus.cli._home_checks import check_cards, check_home, check_server, check_up
 from tensorbus.cli._output import size
-from tensorbus.cli._probes import ask_worker, is_stopped, server_info
+from tensorbus.cli._probes import bus_limits, server_info
 from tensorbus.cli._urls import without_password
+from tensorbus.cli._verdict import State, Verdict, command
+from tensorbus.cli._worker_checks import PROBE_S, check_workers
 from tensorbus.clock import NS_PER_S, Deadline, SystemClock
 from tensorbus.config import Resolved, Settings, memory_bytes
 from tensorbus.errors import TensorbusError
 from tensorbus.events import Subjects
-from tensorbus.transport import WorkerCard, is_locked, living_workers
 from tensorbus.workers import bus_url
 
-PROBE_S: Final = 3.0
 CLOCK_SKEW_S: Final = 5
 FILES_MIN: Final = 4096
-
-
-class State(StrEnum):
-    """How a check ended."""
-
-    OK = "ok"
-    WARNING = "warning"
-    WRONG = "wrong"
-
-
-@dataclass(frozen=True, slots=True)
-class Verdict:
-    """What a check found.
-
-    Attributes:
-        advice: What to do, empty if nothing.
-    """
-
-    check: str
-    state: State
-    found: str
-    advice: str = ""
 
 
 async def check_all(resolved: Resolved) -> list[Verdict]:
     """All checks, in the order in which they depend on each other."""
     settings = resolved.settings
-    verdicts = [*_home(settings), *_stale(settings), *_up(settings)]
+    verdicts: list[Verdict] = []
+    for name, look in (("home", check_home), ("cards", check_cards), ("up", check_up), ("server", check_server)):
+        verdicts += _kept(name, look, settings)
     url, found = _bus_url(settings)
     verdicts += found
-    if url is not None:
+    stopped = any(verdict.check == "server" and "kill -CONT" in verdict.advice for verdict in verdicts)
+    if url is not None and not stopped:
         verdicts += await _guarded("nats", lambda: _nats(settings, url))
-    verdicts += await _guarded("workers", lambda: _workers(settings))
+    verdicts += await _guarded("workers", lambda: check_workers(settings))
     verdicts += [*_limits(), *_memory(settings)]
     return verdicts
+
+
+def _kept(check: str, look: Callable[[Settings], Iterator[Verdict]], settings: Settings) -> list[Verdict]:
+    try:
+        return list(look(settings))
+    except OSError as exc:
+        found = f"{settings.home} cannot be looked at: {exc.strerror or exc}"
+        return [Verdict(check, State.WRONG, found, "name another with --home")]
 
 
 async def _guarded(check: str, run: Callable[[], Awaitable[list[Verdict]]]) -> list[Verdict]:
@@ -67,56 +52,6 @@ async def _guarded(check: str, run: Callable[[], Awaitable[list[Verdict]]]) -> l
         return await run()
     except (TensorbusError, OSError) as exc:
         return [Verdict(check, State.WRONG, str(exc), "see the message")]
-
-
-# -- the home -------------------------------------------------------------------------------------------------------
-
-
-def _home(settings: Settings) -> Iterator[Verdict]:
-    home = settings.home
-    if not home.exists():
-        yield Verdict("home", State.WARNING, f"{home} does not exist yet", "`tensorbus up` makes it")
-        return
-    if not home.is_dir() or not os.access(home, os.W_OK | os.X_OK):
-        yield Verdict("home", State.WRONG, f"{home} is no directory that you may write to", "name another with --home")
-        return
-    run = home / "run"
-    mode = stat.S_IMODE(run.stat().st_mode) if run.exists() else 0o700
-    if mode & 0o077:
-        advice = f"chmod 700 {run}"
-        yield Verdict(
-            "home", State.WRONG, f"others on this machine may reach the sockets in {run} ({mode:03o})", advice
-        )
-    else:
-        yield Verdict("home", State.OK, f"{home} is writable, its sockets are for you only")
-
-
-def _stale(settings: Settings) -> Iterator[Verdict]:
-    run = settings.home / "run"
-    stale = [path for path in sorted(run.glob("*.json")) if not is_locked(path.with_suffix(".lock"))]
-    if stale:
-        found = f"{len(stale)} cards of workers that were killed: {', '.join(path.name for path in stale[:5])}"
-        yield Verdict("cards", State.WARNING, found, "harmless; " + "rm " + " ".join(str(path) for path in stale[:5]))
-    elif run.exists():
-        yield Verdict("cards", State.OK, "every worker card has a living worker")
-
-
-def _up(settings: Settings) -> Iterator[Verdict]:
-    lock = settings.home / "run" / "up.lock"
-    if is_locked(lock):
-        yield Verdict("up", State.OK, f"`tensorbus up` runs as process {_pid_in(lock)}")
-    elif settings.nats_url is None and settings.url is None:
-        advice = f"tensorbus up --home {settings.home}"
-        yield Verdict("up", State.WRONG, f"`tensorbus up` does not run for {settings.home}", advice)
-    else:
-        yield Verdict("up", State.OK, "`tensorbus up` does not run here; another bus or gateway is named")
-
-
-def _pid_in(lock: Path) -> str:
-    try:
-        return lock.read_text(encoding="ascii").strip() or "?"
-    except (OSError, UnicodeDecodeError):
-        return "?"
 
 
 # -- the bus --------------------------------------------------------------------------------------------------------
@@ -128,7 +63,7 @@ def _bus_url(settings: Settings) -> tuple[str | None, list[Verdict]]:
     except TensorbusError as exc:
         if settings.url is not None:
             return None, [Verdict("nats", State.OK, f"not needed here: callers use the gateway {settings.url}")]
-        return None, [Verdict("nats", State.WRONG, str(exc), f"tensorbus up --home {settings.home}")]
+        return None, [Verdict("nats", State.WRONG, str(exc), command("tensorbus", "up", "--home", settings.home))]
 
 
 async def _nats(settings: Settings, url: str) -> list[Verdict]:
@@ -151,17 +86,21 @@ async def _nats(settings: Settings, url: str) -> list[Verdict]:
         info = await server_info(url, timeout_s=PROBE_S)
         version = f"nats-server {info.get('version', '?')}" if info else "a NATS server"
         verdicts = [Verdict("nats", State.OK, f"{version} answers at {shown}")]
-        return verdicts + await _log(bus)
+        verdicts += [Verdict("nats", State.WARNING, problem) for problem in await bus_limits(url, timeout_s=PROBE_S)]
+        return verdicts + await _log(bus, without_jetstream=bool(info) and not info.get("jetstream"))
     finally:
         await bus.close()
 
 
-async def _log(bus: NatsBus) -> list[Verdict]:
+async def _log(bus: NatsBus, *, without_jetstream: bool) -> list[Verdict]:
     deadline = Deadline(PROBE_S, what="reading the log")
     stream = bus.subjects.log_stream
     try:
         last = await bus.last_on(bus.subjects.facts, deadline=deadline)
     except TensorbusError as exc:
+        if without_jetstream:
+            advice = "add `jetstream {}` to the server's configuration, or start it with -js"
+            return [Verdict("log", State.WRONG, "JetStream is off in the NATS server", advice)]
         advice = "the first worker makes the streams; start one, or check the account's JetStream permissions"
         return [Verdict("log", State.WRONG, f"stream {stream} cannot be read: {exc}", advice)]
     if last is None:
@@ -174,56 +113,6 @@ async def _log(bus: NatsBus) -> list[Verdict]:
     else:
         verdicts.append(Verdict("clock", State.OK, "not behind the log"))
     return verdicts
-
-
-# -- the workers ----------------------------------------------------------------------------------------------------
-
-
-async def _workers(settings: Settings) -> list[Verdict]:
-    cards = living_workers(settings.home)
-    if not cards and settings.url is not None:
-        return [Verdict("workers", State.OK, "none in this home; a gateway is named")]
-    if not cards:
-        advice = f"tensorbus up --home {settings.home}, or tensorbus worker --home {settings.home}"
-        return [Verdict("workers", State.WRONG, f"no worker lives in {settings.home}", advice)]
-    verdicts: list[Verdict] = []
-    hashes: dict[object, dict[str, object]] = {}
-    for card in cards:
-        verdict, seen = await _worker(settings, card)
-        verdicts.append(verdict)
-        if seen is not None:
-            hashes.setdefault(seen[0], {})[card.worker] = seen[1]
-    if not any("basic" in card.roles and card.host_id == settings.host_id for card in cards):
-        found = f"no worker holds memory for host id {settings.host_id}: callers read copies through a gateway"
-        advice = f"tensorbus worker --home {settings.home} --host-id {settings.host_id}"
-        verdicts.append(Verdict("workers", State.WARNING, found, advice))
-    for position, by_worker in hashes.items():
-        if len(set(by_worker.values())) > 1:
-            found = f"at position {position} the directories of {', '.join(by_worker)} differ"
-            verdicts.append(Verdict("directory", State.WRONG, found, "a bug: keep the logs and restart the workers"))
-    return verdicts
-
-
-async def _worker(settings: Settings, card: WorkerCard) -> tuple[Verdict, tuple[object, object] | None]:
-    """What one worker says, and the position and hash of its directory."""
-    who = f"{card.worker} ({', '.join(card.roles)}), process {card.pid}"
-    try:
-        deadline = Deadline(PROBE_S, what=f"asking worker {card.worker}")
-        stats = await ask_worker(settings, card, "stats", deadline=deadline)
-    except (TensorbusError, OSError) as exc:
-        if is_stopped(card.pid):
-            return Verdict("workers", State.WRONG, f"{who} is stopped", f"kill -CONT {card.pid}"), None
-        advice = f"look at {settings.home / 'log'}; kill {card.pid} and start it again if it stays so"
-        return Verdict("workers", State.WRONG, f"{who} does not answer: {exc}", advice), None
-    found = stats.get("directory")
-    directory = found if isinstance(found, dict) else {}
-    seen = (directory.get("position"), directory.get("hash"))
-    if directory.get("degraded"):
-        text = (
-            f"{who}: its directory is degraded ({directory.get('gaps')} gaps, {directory.get('unknown')} unknown facts)"
-        )
-        return Verdict("directory", State.WRONG, text, "upgrade or restart that worker; it reads the log again"), seen
-    return Verdict("workers", State.OK, f"{who} answers; {directory.get('artifacts')} artifacts"), seen
 
 
 # -- the machine ----------------------------------------------------------------------------------------------------

@@ -12,6 +12,7 @@ from typing import Final
 from tensorbus.transport import WorkerCard, living_workers
 
 LOG_TAIL_LINES: Final = 15
+LOG_TAIL_BYTES: Final = 64 << 10
 LOG_BYTES_MAX: Final = 8 << 20
 
 
@@ -30,6 +31,7 @@ class Child:
         self.log = home / "log" / f"{role}.log"
         self._home = home
         self._flags = flags
+        self._log_start = 0
         self._process: subprocess.Popen[bytes] | None = None
 
     @property
@@ -44,6 +46,7 @@ class Child:
             self.log.replace(self.log.with_suffix(".old.log"))
         command = [sys.executable, "-m", "tensorbus.cli", "worker", "--roles", self.role, "--id", self.worker]
         with self.log.open("ab") as output:
+            self._log_start = output.tell()
             self._process = subprocess.Popen(
                 [*command, "--parent", str(os.getpid()), *self._flags],
                 stdin=subprocess.DEVNULL,
@@ -76,10 +79,10 @@ class Child:
             return self._process.wait()
 
     def log_tail(self) -> list[str]:
-        """The last lines that it printed."""
+        """The last lines that it printed since it was started."""
         try:
             with self.log.open("rb") as file:
-                file.seek(max(0, self.log.stat().st_size - (64 << 10)))
+                file.seek(max(self._log_start, self.log.stat().st_size - LOG_TAIL_BYTES))
                 lines = file.read().decode("utf-8", "replace").splitlines()
         except OSError:
             return []

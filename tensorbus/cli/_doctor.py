@@ -9,10 +9,11 @@ from typing import Final
 
 import click
 
-from tensorbus.cli._checks import State, Verdict, check_all
+from tensorbus.cli._checks import check_all
 from tensorbus.cli._errors import EXIT_OTHER
 from tensorbus.cli._options import json_option, takes_flags
 from tensorbus.cli._output import emit_json
+from tensorbus.cli._verdict import State, Verdict
 from tensorbus.config import ENV_PREFIX, Resolved, load
 from tensorbus.errors import InvalidArgumentError
 

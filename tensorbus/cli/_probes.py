@@ -10,12 +10,14 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from tensorbus import __version__
+from tensorbus.cli._output import size
 from tensorbus.clock import Deadline
 from tensorbus.config import Settings
 from tensorbus.transport import Connection, WorkerCard, connect_unix
 
 NATS_PORT = 4222
 INFO_BYTES_MAX = 1 << 20
+PAYLOAD_BYTES_MIN = 1 << 20
 
 
 async def server_info(url: str, *, timeout_s: float) -> dict[str, object]:
@@ -34,6 +36,17 @@ async def server_info(url: str, *, timeout_s: float) -> dict[str, object]:
     except (OSError, ValueError):  # TimeoutError is an OSError
         return {}
     return found if isinstance(found, dict) else {}
+
+
+async def bus_limits(url: str, *, timeout_s: float = 2.0) -> list[str]:
+    """What of a NATS server's settings is too small for the log, in words."""
+    limit = (await server_info(url, timeout_s=timeout_s)).get("max_payload")
+    if not isinstance(limit, int) or limit >= PAYLOAD_BYTES_MIN:
+        return []
+    return [
+        f"the NATS server takes messages up to {size(limit)} (max_payload): artifacts of many tensors will be refused; "
+        f"set max_payload to {size(PAYLOAD_BYTES_MIN)} or more"
+    ]
 
 
 async def ask_worker(

@@ -2,37 +2,37 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import os
 import shlex
 import signal
-import sys
 import threading
 from collections.abc import Iterator
-from pathlib import Path
 from types import FrameType
 from typing import Final
 
 import click
 
-from tensorbus.bus import EmbeddedServer
 from tensorbus.cli._children import Child, outcome
-from tensorbus.cli._errors import EXIT_INTERRUPTED, EXIT_OTHER
+from tensorbus.cli._errors import EXIT_INTERRUPTED, EXIT_OTHER, from_exit_code
 from tensorbus.cli._options import WORKER, flag_of, json_option, takes_settings
-from tensorbus.cli._output import emit_json, size
+from tensorbus.cli._output import size
 from tensorbus.cli._parent import end_with
+from tensorbus.cli._probes import bus_limits
+from tensorbus.cli._say import Say
+from tensorbus.cli._up_bus import OwnBus
 from tensorbus.cli._urls import without_password
 from tensorbus.clock import Deadline
 from tensorbus.config import Resolved, Settings
-from tensorbus.errors import TensorbusError, UnavailableError
+from tensorbus.errors import UnavailableError
 from tensorbus.transport import WorkerCard, locked, run_dir
-from tensorbus.workers import BUS_URL_FILE, default_worker_id
+from tensorbus.workers import default_worker_id
 
 READY_S: Final = 90.0
 LEAVE_S: Final = 15.0
 POLL_S: Final = 0.1
 START_POLL_S: Final = 0.02
-BUS_AGAIN_S: Final = 5.0
 NOTE: Final = "Replicas are in DRAM: a put survives its caller, not its last worker."
 
 
@@ -84,35 +84,15 @@ class Stop:
 _ENDS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
-class Say:
-    """What `up` prints: lines for people, or one JSON object a line."""
-
-    def __init__(self, *, as_json: bool) -> None:
-        self._json = as_json
-
-    def event(self, kind: str, text: str, **data: object) -> None:
-        """Something that goes as planned."""
-        if self._json:
-            emit_json({"event": kind, **data})
-        elif text:
-            print(text, flush=True)
-
-    def trouble(self, kind: str, text: str, **data: object) -> None:
-        """Something that a person should look at."""
-        if self._json:
-            emit_json({"event": kind, "message": text, **data})
-        else:
-            print(f"tensorbus up: {text}", file=sys.stderr, flush=True)
-
-
 class Up:
     """One run of `up`: what it started, in the order in which it did."""
 
     def __init__(self, resolved: Resolved, *, stop: Stop, say: Say) -> None:
+        self._resolved = resolved
         self._settings = resolved.settings
         self._stop = stop
         self._say = say
-        self._server = None if self._settings.nats_url is not None else EmbeddedServer(self._settings.home / "nats")
+        self._bus = None if self._settings.nats_url is not None else OwnBus(self._settings.home, say=say)
         self._children = _children(resolved)
         self._reported: set[str] = set()
 
@@ -132,35 +112,29 @@ class Up:
     # -- start --------------------------------------------------------------------------------------------------------
 
     def _start_bus(self) -> None:
-        if self._server is None:
-            url = without_password(str(self._settings.nats_url))
-            self._say.event("started", f"bus      {url}, not started here", process="bus", url=url, pid=None)
+        if self._bus is not None:
+            self._bus.start()
             return
-        self._server.start()
-        _write(self._settings.home / BUS_URL_FILE, self._server.url)
-        self._say.event(
-            "started",
-            f"bus      {self._server.url}, an embedded NATS server, process {self._server.pid}",
-            process="bus",
-            url=self._server.url,
-            pid=self._server.pid,
-        )
+        url = without_password(str(self._settings.nats_url))
+        self._say.event("started", f"bus      {url}, not started here", process="bus", url=url, pid=None)
+        for problem in asyncio.run(bus_limits(str(self._settings.nats_url))):
+            self._say.trouble("warning", problem, process="bus")
 
     def _await_ready(self) -> bool:
         """Wait until callers can connect to every child; ``False`` if asked to stop before.
 
         Raises:
-            UnavailableError: If one ends or does not get ready.
+            TensorbusError: If one ends, of the kind that its exit code tells; UnavailableError: If it takes too long.
         """
         deadline = Deadline(READY_S)
         waiting = list(self._children)
         while waiting:
             child = waiting[0]
             code = child.ended()
-            if code is not None or not deadline.left():
-                what = f"was not ready within {READY_S:g} s" if code is None else outcome(code)
-                tail = "\n".join(f"  {line}" for line in child.log_tail())
-                raise UnavailableError(f"the {child.role} worker {what}; the end of {child.log}:\n{tail}", code=code)
+            if code is not None:
+                raise from_exit_code(code, _failed(child, outcome(code)), process=child.role)
+            if not deadline.left():
+                raise UnavailableError(_failed(child, f"was not ready within {READY_S:g} s"), process=child.role)
             card = child.card()
             if card is not None:
                 self._started(child, card)
@@ -196,16 +170,16 @@ class Up:
                 if code is not None and child.role not in self._reported:
                     self._reported.add(child.role)
                     self._report(child, code)
-            if self._server is None and len(self._reported) == len(self._children):
+            if self._bus is not None:
+                self._bus.look()
+            elif len(self._reported) == len(self._children):
                 self._say.trouble("failed", "no process is left")
                 return EXIT_OTHER
-            if self._server is not None and self._server.pid is None:
-                self._restart_bus(self._server)
         return 0
 
     def _report(self, child: Child, code: int) -> None:
         tail = child.log_tail()
-        again = ["tensorbus", "worker", "--roles", child.role, "--home", str(self._settings.home)]
+        again = ["tensorbus", "worker", "--roles", child.role, *_shown_flags(self._resolved, child)]
         lines = "\n".join(f"  {line}" for line in tail) or "  (empty)"
         self._say.trouble(
             "ended",
@@ -218,26 +192,6 @@ class Up:
             tail=tail,
         )
 
-    def _restart_bus(self, server: EmbeddedServer) -> None:
-        self._say.trouble("ended", "the NATS server ended; starting it again", process="bus", log=str(server.log_path))
-        while True:
-            try:
-                server.start()
-            except TensorbusError as exc:
-                self._say.trouble("failed", f"{exc.message}; next try in {BUS_AGAIN_S:g} s", process="bus")
-                if self._stop.wait(BUS_AGAIN_S):
-                    return
-            else:
-                _write(self._settings.home / BUS_URL_FILE, server.url)
-                self._say.event(
-                    "started",
-                    f"bus      {server.url}, process {server.pid}",
-                    process="bus",
-                    url=server.url,
-                    pid=server.pid,
-                )
-                return
-
     # -- end ----------------------------------------------------------------------------------------------------------
 
     def _end(self) -> None:
@@ -247,21 +201,40 @@ class Up:
         deadline = Deadline(LEAVE_S)
         for child in self._children:
             child.join(deadline.left() or 0.0)
-        if self._server is not None:
-            (self._settings.home / BUS_URL_FILE).unlink(missing_ok=True)
-            self._server.stop()
+        if self._bus is not None:
+            self._bus.stop()
         self._say.event("stopped", "stopped")
 
 
 def _children(resolved: Resolved) -> list[Child]:
     """A basic worker and one process for the other roles. Environment and file are theirs too; flags are passed on."""
-    settings = resolved.settings
-    flags: list[str] = ["--home", str(settings.home)]
-    for name in WORKER:
-        if resolved.origins[name] == "flag" and name != "home":
-            flags += [flag_of(name), _text(settings, name)]
+    settings, flags = resolved.settings, _flags(resolved)
     ids = {role: _worker_id(settings, role) for role in ("basic", "gateway")}
     return [Child(role, worker=worker, home=settings.home, flags=flags) for role, worker in ids.items()]
+
+
+def _flags(resolved: Resolved) -> list[str]:
+    """The settings that were given as flags, and the home, as flags again."""
+    flags = ["--home", str(resolved.settings.home)]
+    for name in WORKER:
+        if resolved.origins[name] == "flag" and name != "home":
+            flags += [flag_of(name), _text(resolved.settings, name)]
+    return flags
+
+
+def _shown_flags(resolved: Resolved, child: Child) -> list[str]:
+    """What starts a child again by hand: the same flags, but no password."""
+    flags = _flags(resolved)
+    for place, word in enumerate(flags):
+        if word == flag_of("nats_url"):
+            flags[place + 1] = without_password(flags[place + 1])
+    named = resolved.settings.worker_id is not None
+    return [*flags, *([flag_of("worker_id"), child.worker] if named else [])]
+
+
+def _failed(child: Child, what: str) -> str:
+    tail = "\n".join(f"  {line}" for line in child.log_tail()) or "  (empty)"
+    return f"the {child.role} worker {what}; the end of {child.log}:\n{tail}"
 
 
 def _worker_id(settings: Settings, role: str) -> str:
@@ -273,9 +246,3 @@ def _worker_id(settings: Settings, role: str) -> str:
 def _text(settings: Settings, name: str) -> str:
     value = getattr(settings, name)
     return repr(value) if isinstance(value, float) else str(value)
-
-
-def _write(path: Path, text: str) -> None:
-    new = path.with_name(f".{path.name}.{os.getpid()}")
-    new.write_text(f"{text}\n", encoding="ascii")
-    new.replace(path)

@@ -30,9 +30,11 @@ def publish(resolved: Resolved, *, series: str, path: Path | None, artifact: str
         raise click.UsageError("give a PATH, or --artifact REF")
 
     async def work(bus: AsyncBus) -> None:
-        content: object = path if artifact is None else await bus.artifact(artifact)
-        with Progress(f"publish {name(series)}") as progress:
-            art = await bus.publish(series, content, progress=progress)
+        if artifact is not None:
+            art = await bus.publish(series, await bus.artifact(artifact))
+        else:
+            with Progress(f"publish {name(series)}") as progress:
+                art = await bus.publish(series, path, progress=progress)
         if as_json:
             shown = {"name": series, "version": art.version, "id": art.id, "nbytes": art.nbytes}
             emit_json({**shown, "position": art.position})

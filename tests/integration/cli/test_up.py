@@ -118,7 +118,7 @@ def test_an_operators_bus_is_used_and_left_alone(up: Up, processes: Processes, n
 
 def test_what_cannot_start_ends_it_with_the_reason(own: Processes, home: Path) -> None:
     taken = own.run([*UP, "--home", str(home), "--gateway-host", "203.0.113.1"], name="up")
-    assert taken.wait() == 6
+    assert taken.wait() == 2
     assert "the gateway worker ended with code" in taken.text
     assert "203.0.113.1" in taken.text
     gone([int(found) for found in re.findall(r"process (\d+)", taken.text)])
