@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Literal
 import click
 
 from tensorbus.cli._client import with_bus
-from tensorbus.cli._options import CLIENT, json_option, takes_settings
+from tensorbus.cli._options import CLIENT, GivenPath, json_option, takes_settings
 from tensorbus.cli._output import emit_json, name, size
 from tensorbus.cli._progress import Progress
 from tensorbus.config import Resolved
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 @click.command(short_help="Take in a safetensors file or directory.")
-@click.argument("path", type=click.Path(path_type=Path))
+@click.argument("path", type=GivenPath())
 @click.option("--key", metavar="KEY", help="A name that can be moved to another artifact later.")
 @click.option("--id", "artifact_id", metavar="ID", help="A name for good; without it the id follows from the content.")
 @click.option("--rebind", is_flag=True, help="Take KEY from the artifact that has it now.")
@@ -63,7 +63,7 @@ def put(
 @click.option(
     "-o",
     "--output",
-    type=click.Path(path_type=Path),
+    type=GivenPath(),
     required=True,
     metavar="PATH",
     help="A directory, which gets a model.safetensors, or a file that ends in .safetensors.",
@@ -72,6 +72,8 @@ def put(
 @json_option
 def get(resolved: Resolved, *, ref: str, output: Path, as_json: bool) -> None:
     """Write the artifact REF, a key or an id, to a safetensors file."""
+    if output.exists() and not output.is_dir() and not (output.is_file() and output.suffix == ".safetensors"):
+        raise click.UsageError(f"{output} is neither a directory nor a file that ends in .safetensors")
 
     async def work(bus: AsyncBus) -> None:
         art = await bus.artifact(ref)

@@ -6,7 +6,11 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, TypeVar
 
+from tensorbus.cli._errors import of_kind
+from tensorbus.cli._probes import stopped_processes
+from tensorbus.cli._verdict import command
 from tensorbus.config import Resolved
+from tensorbus.errors import DeadlineExceededError, TensorbusError, UnavailableError
 
 if TYPE_CHECKING:
     from tensorbus.sdk import AsyncBus
@@ -16,7 +20,23 @@ T = TypeVar("T")
 
 def with_bus(resolved: Resolved, work: Callable[[AsyncBus], Awaitable[T]]) -> T:
     """Run ``work`` on a bus of its own to the end. Ctrl-C cancels it."""
-    return asyncio.run(_with_bus(resolved, work))
+    try:
+        return asyncio.run(_with_bus(resolved, work))
+    except (DeadlineExceededError, UnavailableError) as exc:
+        raise explained(exc, resolved) from exc.__cause__
+
+
+def explained(exc: TensorbusError, resolved: Resolved) -> TensorbusError:
+    """The same error with what this machine knows of its reason, and where to look further."""
+    home = resolved.settings.home
+    stopped = stopped_processes(home)
+    if stopped:
+        what = "; ".join(f"{name}, process {pid}, is stopped: kill -CONT {pid}" for name, pid in stopped)
+    elif isinstance(exc, DeadlineExceededError):
+        what = f"{command('tensorbus', 'doctor', '--home', home)} tells what is wrong"
+    else:
+        return exc
+    return of_kind(exc.kind, f"{exc.message} ({what})", **exc.details)
 
 
 async def _with_bus(resolved: Resolved, work: Callable[[AsyncBus], Awaitable[T]]) -> T:

@@ -10,6 +10,7 @@ import click
 from tensorbus.cli._client import with_bus
 from tensorbus.cli._options import CLIENT, json_option, takes_settings
 from tensorbus.cli._output import age, emit_json, facts, short_id, size, stamp, table
+from tensorbus.cli._reader import while_read
 from tensorbus.clock import SystemClock
 from tensorbus.config import Resolved
 
@@ -31,13 +32,17 @@ def events(
 
     async def work(bus: AsyncBus) -> None:
         about = None if artifact is None else await _id_of(bus, artifact)
-        printed = 0
-        async with bus.events(follow=follow, since=since, artifact=about) as found:
-            async for event in found:
-                _print_event(event, as_json=as_json)
-                printed += 1
-                if printed == limit:
-                    return
+
+        async def copy() -> None:
+            printed = 0
+            async with bus.events(follow=follow, since=since, artifact=about) as found:
+                async for event in found:
+                    _print_event(event, as_json=as_json)
+                    printed += 1
+                    if printed == limit:
+                        return
+
+        await while_read(copy())
 
     with_bus(resolved, work)
 

@@ -9,10 +9,11 @@ import click
 from tensorbus.cli._client import with_bus
 from tensorbus.cli._options import CLIENT, json_option, takes_settings
 from tensorbus.cli._output import emit_json, name, short_id, size, table
+from tensorbus.cli._verdict import command
 from tensorbus.config import Resolved
 
 if TYPE_CHECKING:
-    from tensorbus.sdk import AsyncBus, KeyInfo, SeriesInfo
+    from tensorbus.sdk import AsyncArtifact, AsyncBus, KeyInfo, SeriesInfo
 
 
 @click.command(short_help="List keys, or series of versions.")
@@ -62,7 +63,7 @@ def rm(resolved: Resolved, *, ref: str, key_only: bool, as_json: bool) -> None:
     """
 
     async def work(bus: AsyncBus) -> None:
-        art = await bus.artifact(key=ref) if key_only else await bus.artifact(ref)
+        art = await (_by_key(bus, ref) if key_only else bus.artifact(ref))
         if key_only:
             position = await bus.unbind(ref)
         else:
@@ -77,6 +78,20 @@ def rm(resolved: Resolved, *, ref: str, key_only: bool, as_json: bool) -> None:
             print(f"destroyed {art.id}")
 
     with_bus(resolved, work)
+
+
+async def _by_key(bus: AsyncBus, key: str) -> AsyncArtifact:
+    from tensorbus.errors import NotFoundError
+
+    try:
+        return await bus.artifact(key=key)
+    except NotFoundError as missing:
+        try:
+            art = await bus.artifact(key)
+        except NotFoundError:
+            raise missing from None
+        advice = f"it is the id of an artifact, which `{command('tensorbus', 'rm', key)}` destroys"
+        raise NotFoundError(f"{name(key)} is no key; {advice}", key=key, id=art.id) from missing
 
 
 @click.command(short_help="Name an artifact by a key as well.")

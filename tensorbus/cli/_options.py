@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import functools
+import os
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, Final, TypeVar
 
 import click
@@ -50,6 +52,20 @@ _METAVARS: Final = {
     "gateway_host": "ADDRESS",
     "log_level": "LEVEL",
 }
+
+
+class GivenPath(click.Path):
+    """A path; no empty one, which would mean the current directory."""
+
+    def __init__(self) -> None:
+        super().__init__(path_type=Path)
+
+    def convert(
+        self, value: str | os.PathLike[str], param: click.Parameter | None, ctx: click.Context | None
+    ) -> str | bytes | os.PathLike[str]:
+        if not os.fspath(value):
+            self.fail("a path must not be empty", param, ctx)
+        return super().convert(value, param, ctx)
 
 
 def flag_of(name: str) -> str:

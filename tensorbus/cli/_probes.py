@@ -13,7 +13,7 @@ from tensorbus import __version__
 from tensorbus.cli._output import size
 from tensorbus.clock import Deadline
 from tensorbus.config import Settings
-from tensorbus.transport import Connection, WorkerCard, connect_unix
+from tensorbus.transport import Connection, WorkerCard, connect_unix, is_locked, living_workers
 
 NATS_PORT = 4222
 INFO_BYTES_MAX = 1 << 20
@@ -71,3 +71,15 @@ def is_stopped(pid: int) -> bool:
     except OSError:
         return False
     return stat.rpartition(")")[2].split()[0] in "Tt"
+
+
+def stopped_processes(home: Path) -> list[tuple[str, int]]:
+    """Name and process id of each process of a home that was stopped by a signal."""
+    found = [(f"worker {card.worker}", card.pid) for card in living_workers(home)]
+    lock = home / "nats" / "pid"
+    try:
+        if is_locked(lock):
+            found.append(("the NATS server", int(lock.read_text(encoding="ascii"))))
+    except (OSError, ValueError):
+        pass  # it is being started or stopped
+    return [(name, pid) for name, pid in found if is_stopped(pid)]

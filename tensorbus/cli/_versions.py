@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING
 import click
 
 from tensorbus.cli._client import with_bus
-from tensorbus.cli._options import CLIENT, json_option, takes_settings
+from tensorbus.cli._options import CLIENT, GivenPath, json_option, takes_settings
 from tensorbus.cli._output import age, emit_json, name, short_id, size, table
 from tensorbus.cli._progress import Progress
+from tensorbus.cli._reader import while_read
 from tensorbus.clock import SystemClock
 from tensorbus.config import Resolved
 
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 
 @click.command(short_help="Make something the next version of a series.")
 @click.argument("series")
-@click.argument("path", type=click.Path(path_type=Path), required=False)
+@click.argument("path", type=GivenPath(), required=False)
 @click.option("--artifact", metavar="REF", help="Publish this artifact, a key or an id, instead of a file.")
 @takes_settings(*CLIENT)
 @json_option
@@ -54,8 +55,7 @@ def versions(resolved: Resolved, *, series: str, follow: bool, as_json: bool) ->
 
     async def work(bus: AsyncBus) -> None:
         if follow:
-            async for art in bus.subscribe(series, start="earliest"):
-                _print_one(series, art, as_json=as_json)
+            await while_read(_follow(bus, series, as_json=as_json))
             return
         last = await bus.latest(series)
         found = []
@@ -68,6 +68,11 @@ def versions(resolved: Resolved, *, series: str, follow: bool, as_json: bool) ->
         await _print_all(series, found, as_json=as_json)
 
     with_bus(resolved, work)
+
+
+async def _follow(bus: AsyncBus, series: str, *, as_json: bool) -> None:
+    async for art in bus.subscribe(series, start="earliest"):
+        _print_one(series, art, as_json=as_json)
 
 
 def _print_one(series: str, art: AsyncArtifact, *, as_json: bool) -> None:

@@ -276,3 +276,76 @@ def test_ctrl_c_ends_a_command_quietly(place: Place) -> None:
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(30)
         assert (process.returncode, process.stderr.read()) == (130, b"")
+
+
+def test_paths_that_cannot_be_are_refused(tb: Tb, place: Place, tmp_path: Path) -> None:
+    assert (tb("put", "").code, tb("publish", "s", "").code) == (2, 2)
+    assert "must not be empty" in tb("get", "x", "-o", "").err
+    assert "neither a directory nor" in tb("get", "x", "-o", "/dev/null").err
+    (tmp_path / "plain").touch()
+    assert tb("get", "x", "-o", tmp_path / "plain").code == 2
+
+
+@pytest.mark.parametrize("ttl", ["nan", "inf", "-1", "0", "1e300"])
+def test_a_pin_ends_some_day(tb: Tb, ttl: str) -> None:
+    refused = tb("pin", "x", "--ttl", ttl)
+    assert refused.code == 2
+    assert "is not a number of seconds above 0" in refused.err
+
+
+def test_advice_is_for_the_command_line(tb: Tb, place: Place) -> None:
+    put(tb, place, "--id", "one-of-two", "--key", "held")
+    refused = tb("put", place.file, "--id", "two-of-two", "--key", "held")
+    assert "use --rebind to move it" in refused.err
+    assert "rebind=True" not in refused.err
+    no_key = tb("rm", "one-of-two", "--key-only")
+    assert no_key.code == 3
+    assert "tensorbus rm one-of-two" in no_key.err
+    assert "nothing has the key" in tb("rm", "nobody-at-all", "--key-only").err
+
+
+def test_a_stopped_worker_is_named(tb: Tb, place: Place) -> None:
+    place.worker.pause()
+    try:
+        silent = tb("ls", "--timeout", "1", "--json")
+    finally:
+        place.worker.resume()
+    assert silent.code in (6, 7)
+    assert f"kill -CONT {place.worker.pid}" in json.loads(silent.err)["error"]["message"]
+
+
+def test_a_follower_ends_with_its_reader(place: Place) -> None:
+    with subprocess.Popen(
+        command(place, "events", "--follow"), stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    ) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        process.stdout.readline()
+        process.stdout.close()
+        assert process.wait(30) == 141  # though nothing more is printed
+        assert process.stderr.read() == b""
+
+
+@pytest.mark.parametrize("closed", [">&-", "2>&-", ">&- 2>&-", "<&- >&- 2>&-"])
+def test_closed_streams_stay_closed(place: Place, closed: str) -> None:
+    for words, code in ((command(place, "ls"), 0), (command(place, "show", "nobody-at-all"), 3)):
+        ran = subprocess.run(["sh", "-c", f'"$@" {closed}', "sh", *words], capture_output=True, text=True, timeout=30)
+        assert ran.returncode == code
+        assert "Traceback" not in ran.stderr
+        assert "nobody-at-all" not in ran.stdout
+
+
+@pytest.mark.parametrize("bad", ["/dev/null", "/dev/null/x", "/proc/nohome", "/tmp/" + "x" * 300])
+def test_doctor_of_a_home_that_cannot_be(tb: Tb, bad: str) -> None:
+    found = tb("doctor", "--home", bad, "--json")
+    assert found.code == 1
+    home = next(line for line in found.lines if line["check"] == "home")
+    assert (home["state"], home["advice"]) == ("wrong", "name another with --home")
+
+
+def test_a_full_disk_of_the_reader_has_its_code(place: Place) -> None:
+    ran = subprocess.run(
+        ["sh", "-c", '"$@" > /dev/full', "sh", *command(place, "config")], capture_output=True, text=True, timeout=30
+    )
+    assert ran.returncode == 8
+    assert "Traceback" not in ran.stderr

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import re
 import subprocess
 import sys
@@ -13,8 +15,9 @@ import pytest
 
 from tensorbus import errors
 from tensorbus.cli import _app as app
+from tensorbus.cli import main
 from tensorbus.cli._app import COMMANDS, run
-from tensorbus.cli._errors import EXIT_CODES, exit_code, report
+from tensorbus.cli._errors import EXIT_CODES, exit_code, from_exit_code, from_os_error, refined, report
 from tensorbus.config import Settings
 
 DOC = Path(__file__).resolve().parents[3] / "docs" / "cli.md"
@@ -84,3 +87,30 @@ def test_no_command_imports_torch(module: str) -> None:
     code = f"import sys, tensorbus.cli.{module}, tensorbus.sdk; print('torch' in sys.modules)"
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
     assert found.stdout == "False\n"
+
+
+@pytest.mark.parametrize(
+    ("number", "code"), [(errno.ENOSPC, 8), (errno.EDQUOT, 8), (errno.EACCES, 10), (errno.EROFS, 10), (errno.EIO, 1)]
+)
+def test_what_the_system_refuses_has_a_code(number: int, code: int) -> None:
+    cause = OSError(number, os.strerror(number), "/a/file")
+    assert exit_code(from_os_error(cause)) == code
+    wrapped = errors.UnavailableError("cannot make it")
+    wrapped.__cause__ = cause
+    assert exit_code(refined(wrapped)) == (6 if code == 1 else code)
+    assert refined(errors.ConflictError("x")).kind is errors.ErrorKind.CONFLICT
+
+
+def test_an_exit_code_tells_the_kind() -> None:
+    assert all(exit_code(from_exit_code(code, "x")) == code for code in [1, *EXIT_CODES.values()])
+    assert exit_code(from_exit_code(-9, "x")) == 6
+
+
+def test_ctrl_c_at_any_moment_is_no_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(_args: object) -> int:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(app, "run", interrupted)
+    with pytest.raises(SystemExit) as ended:
+        main([])
+    assert ended.value.code == 130
