@@ -29,7 +29,7 @@ def with_bus(resolved: Resolved, work: Callable[[AsyncBus], Awaitable[T]]) -> T:
 def explained(exc: TensorbusError, resolved: Resolved) -> TensorbusError:
     """The same error with what this machine knows of its reason, and where to look further."""
     home = resolved.settings.home
-    stopped = stopped_processes(home)
+    stopped = stopped_processes(home) if _url(resolved) is None else []
     if stopped:
         what = "; ".join(f"{name}, process {pid}, is stopped: kill -CONT {pid}" for name, pid in stopped)
     elif isinstance(exc, DeadlineExceededError):
@@ -42,10 +42,14 @@ def explained(exc: TensorbusError, resolved: Resolved) -> TensorbusError:
 async def _with_bus(resolved: Resolved, work: Callable[[AsyncBus], Awaitable[T]]) -> T:
     from tensorbus.sdk import aconnect
 
-    settings, origins = resolved.settings, resolved.origins
-    # Who names a home means that one, whatever gateway the environment or the file names.
-    url = None if origins["home"] == "flag" and origins["url"] != "flag" else settings.url
+    settings = resolved.settings
     async with aconnect(
-        url, home=settings.home, host_id=settings.host_id, tenant=settings.tenant, timeout=settings.timeout_s
+        _url(resolved), home=settings.home, host_id=settings.host_id, tenant=settings.tenant, timeout=settings.timeout_s
     ) as bus:
         return await work(bus)
+
+
+def _url(resolved: Resolved) -> str | None:
+    """The gateway to use. Who names a home means that one, whatever gateway the environment or the file names."""
+    origins = resolved.origins
+    return None if origins["home"] == "flag" and origins["url"] != "flag" else resolved.settings.url

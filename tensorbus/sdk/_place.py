@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -85,10 +86,15 @@ def bus_address(flags: Mapping[str, object]) -> BusAddress:
     except OSError as exc:
         raise UnavailableError(
             f'directory="full" reads the bus itself, and home {found.home} has none: start one with '
-            f"`tensorbus up --home {found.home}`, or set TENSORBUS_NATS_URL",
+            f"`tensorbus up --home {_typed(found.home)}`, or set TENSORBUS_NATS_URL",
             home=str(found.home),
         ) from exc
     return BusAddress(url=url, creds=None)
+
+
+def _typed(word: str | Path) -> str:
+    """A word so that a shell takes it as one."""
+    return shlex.quote(str(word))
 
 
 def addresses(place: Place) -> list[Address]:
@@ -111,12 +117,13 @@ def addresses(place: Place) -> list[Address]:
         hosts = ", ".join(sorted({card.host_id for card in cards}))
         raise UnavailableError(
             f"home {place.home} has no worker for host id {place.host_id!r} (there are: {hosts}) and no gateway; "
-            f"start one with `tensorbus worker --home {place.home} --host-id {place.host_id}`, or name another host_id",
+            f"start one with `tensorbus worker --home {_typed(place.home)} --host-id {_typed(place.host_id)}`, "
+            "or name another host_id",
             home=str(place.home),
             host_id=place.host_id,
         )
     raise UnavailableError(
-        f"no worker runs for home {place.home}; start one with `tensorbus up --home {place.home}`",
+        f"no worker runs for home {place.home}; start one with `tensorbus up --home {_typed(place.home)}`",
         home=str(place.home),
     )
 

@@ -139,7 +139,7 @@ def test_show_tells_tensors_replicas_keys_and_leases(tb: Tb, place: Place) -> No
     assert lease in text
     assert "until released" not in text
     told = tb("show", "shown", "--json").json
-    assert [tensor["name"] for tensor in told["tensors"]] == ["new\nline", "w"]  # type: ignore[index]
+    assert [tensor["name"] for tensor in told["tensors"]] == ["new\nline", "w"]  # type: ignore[attr-defined]
     assert told["replicas"][0]["worker"] == "w1"  # type: ignore[index]
     assert tb("unpin", lease).code == 0
     assert tb("unpin", lease).code == 3
