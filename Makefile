@@ -67,7 +67,7 @@ docs: setup
 	@$(PY) scripts/gen_docs.py
 
 soak: setup
-	@TB_TEST_SIZE=soak HYPOTHESIS_PROFILE=soak $(PY) -m pytest --timeout 3600 -m "soak or chaos" $(TEST_ARGS)
+	@TB_TEST_SIZE=soak HYPOTHESIS_PROFILE=soak $(PY) -m pytest -n 2 --timeout 3600 -m "soak or chaos" $(TEST_ARGS)
 
 bench: setup
 	@for file in benchmarks/[a-z]*.py; do \

@@ -62,6 +62,6 @@ SOAK: Final = Sizes(
     restarts=10,
     tensors_max=100_000,
     timeout_s=3600,
-    sim_seeds=2_000,
+    sim_seeds=300,
 )
 SIZES: Final = SOAK if os.environ.get("TB_TEST_SIZE") == "soak" else QUICK
