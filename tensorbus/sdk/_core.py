@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("tensorbus.sdk")
 
 _CLEANUP_S = 5.0
+_TIMEOUT_S_MAX = 1e9  # the most that the protocol carries; who asks for more means no limit
 PROOFS_PER_TTL = 4
 """How often within its session's TTL a worker must show that it lives, for what it told to be relied on."""
 _FORKED = (
@@ -96,7 +97,8 @@ class Core:
         """
         self.check()
         self._loop = self.check_loop()
-        return Deadline(self.place.timeout_s if timeout is None else check_seconds(timeout, "timeout"), what=what)
+        seconds = self.place.timeout_s if timeout is None else check_seconds(timeout, "timeout")
+        return Deadline(min(seconds, _TIMEOUT_S_MAX), what=what)
 
     async def ask(
         self,

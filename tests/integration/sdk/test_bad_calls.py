@@ -124,6 +124,11 @@ def test_a_bus_whose_timeout_is_none(place: Path, timeout: object) -> None:
         tb.connect(home=place, host_id="host-a", timeout=timeout)  # type: ignore[arg-type]
 
 
+def test_a_timeout_of_ages_is_one(bus: tb.Bus) -> None:
+    art = bus.put({"w": X}, key="k", timeout=1e300)
+    assert bus.artifact("k", timeout=1e12).id == art.id
+
+
 def test_memory_that_is_spent_is_advised_on_once(bus: tb.Bus) -> None:
     memory = bus.empty(8)
     lent = bus.register(memory)
