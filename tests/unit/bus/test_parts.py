@@ -29,6 +29,7 @@ def test_the_public_names() -> None:
         "Conflict",
         "EmbeddedServer",
         "Fault",
+        "Health",
         "Heartbeat",
         "MemoryBus",
         "MemoryCluster",
@@ -39,6 +40,7 @@ def test_the_public_names() -> None:
         "WrongSequenceError",
         "append",
         "get_blob",
+        "health_of",
         "provision",
         "put_blob",
     ]
