@@ -1,1 +1,1 @@
-""""""
+"""Runs policies: signals in, plans out. Nothing here yet."""

@@ -1,1 +1,1 @@
-""""""
+"""Adaptors for engines. Nothing here yet."""

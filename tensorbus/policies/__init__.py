@@ -1,1 +1,1 @@
-""""""
+"""Decisions over signals, as pure functions. Nothing here yet."""
