@@ -255,7 +255,11 @@ class Puts:
         try:
             position, _ = await self._core.author.say(fact, deadline=deadline, principal=principal)
         except ConflictError:
-            self._store.drop(held.tenant, held.artifact)
+            # By now its id may live again here, with bytes of its own.
+            if self._store.get(*held.where) is held:
+                self._store.drop(held.tenant, held.artifact)
+            else:
+                held.release()
             raise
         return held, position
 

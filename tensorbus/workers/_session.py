@@ -17,6 +17,8 @@ from tensorbus.workers._latency import LatencyWindow
 
 log = logging.getLogger("tensorbus.workers")
 
+BEATS_TRIED_PER_TTL = 4
+
 BEATS_KEPT = 64
 
 
@@ -95,11 +97,15 @@ class OwnSession:
             await self._author.decide(rule, deadline=deadline)
 
     async def renew(self) -> None:
-        """Send heartbeats for ever. A bus that does not answer is waited for: silence ends nobody by itself."""
+        """Send heartbeats for ever. A bus that does not answer is waited for: silence ends nobody by itself.
+
+        None is waited for longer than a part of the TTL: one lost answer must not make the worker silent for all of it.
+        """
+        patience_s = self._opening.ttl_ns / NS_PER_S / BEATS_TRIED_PER_TTL
         while True:
             started = self._clock.now_ns()
             try:
-                await self._beat(Deadline(self._opening.ttl_ns / NS_PER_S, what="a heartbeat"))
+                await self._beat(Deadline(patience_s, what="a heartbeat"))
             except TensorbusError as error:
                 log.warning("heartbeat not acknowledged: worker=%s reason=%s", self._opening.worker, error)
             spent = (self._clock.now_ns() - started) / NS_PER_S

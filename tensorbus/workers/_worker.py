@@ -157,8 +157,12 @@ class Worker:
                 beats=core.beats,
             )
             stack.enter_context(core.live.followed(session.on_change))
+            # From the first moment: the session counts as soon as its fact is on the log, long before a slow reading
+            # of our own tells us so.
+            heartbeat = group.create_task(session.renew(), name="heartbeat")
             await session.open(deadline=Deadline(START_S, what="opening the session"))
-            tasks = [group.create_task(work, name=name) for name, work in self._work(core, session, stack, memory)]
+            tasks = [heartbeat]
+            tasks += [group.create_task(work, name=name) for name, work in self._work(core, session, stack, memory)]
             for listener in listeners:
                 work = serve_listener(listener, service.handle, ids=self._ids, on_open=callers.opened)
                 tasks.append(group.create_task(work, name=f"listen {listener.address}"))
@@ -177,7 +181,7 @@ class Worker:
         self, core: Core, session: OwnSession, stack: AsyncExitStack, memory: MemoryRole | None
     ) -> list[tuple[str, Coroutine[Any, Any, None]]]:
         """The endless tasks of this process."""
-        work: list[tuple[str, Coroutine[Any, Any, None]]] = [("heartbeat", session.renew())]
+        work: list[tuple[str, Coroutine[Any, Any, None]]] = []
         work.append(("feed", core.feed.failed()))
         if memory is not None:
             work.append(("leases", memory.leases.expire()))

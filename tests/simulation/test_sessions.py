@@ -100,6 +100,11 @@ def test_no_session_ends_because_the_bus_stood_still() -> None:
         assert report.covered.get("fault.bus_pause"), "a run without a pause shows nothing"
 
 
+def test_a_session_lives_while_its_own_opening_is_read_slowly() -> None:
+    """Seed 34: the fact was on the log, and no heartbeat came before the own fold had seen it."""
+    run(only_the_bus_pauses, 34, plan=bus_pauses(TTL_S * 1.5), check_every=1000).check()
+
+
 SEEDS_THAT_FAILED = {
     126: "a reading that fell behind made a silence of 5.5 s look longer than the TTL of 6 s",
     289: "the end of a former life, heard while the next one opened its session, fenced that",

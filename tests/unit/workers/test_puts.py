@@ -405,3 +405,23 @@ async def test_two_copies_that_arrive_at_once_are_held_once() -> None:
         assert added[0][0] is added[1][0]
         assert two.busy_bytes == PAGES
         assert two.bytes_of(taken.artifact) == A
+
+
+async def test_a_copy_that_does_not_count_takes_nothing_of_the_ids_next_life(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with rig(MemoryCluster()) as worker:
+        taken = await worker.puts.take(worker.incoming(A), deadline=soon())
+        living = worker.store.get(TENANT, taken.artifact)
+        assert living is not None
+        late = worker.incoming(A)
+        copy = Held(TENANT, taken.artifact, late.parts, late.layout, late.manifest)
+        worker.store._held.pop(living.where)
+
+        async def say(*_args: object, **_options: object) -> None:
+            worker.store.add(living, life=living.life)
+            raise ConflictError("ReplicaAdded did not count: destroyed")
+
+        monkeypatch.setattr(worker.core.author, "say", say)
+        with pytest.raises(ConflictError):
+            await worker.puts.add_replica(copy, deadline=soon())
+        assert worker.store.get(TENANT, taken.artifact) is living
+        assert worker.bytes_of(taken.artifact) == A
