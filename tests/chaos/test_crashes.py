@@ -124,6 +124,13 @@ async def test_a_worker_that_starts_again_within_its_ttl_fences_its_former_life_
         assert len({body["incarnation"] for body in sessions}) == 2 * SIZES.restarts + 1
 
 
+async def session_ended(raw: Raw, worker: str) -> None:
+    """Wait until the log says that a worker's session is over."""
+    async with asyncio.timeout(30):
+        while any(one["worker"] == worker and one["live"] for one in (await raw.call("workers"))["items"]):
+            await asyncio.sleep(0.02)
+
+
 async def test_a_put_under_way_when_its_worker_dies_is_whole_or_not_there(field: Field) -> None:
     gate = field.worker("gateway", id="gate")
     two = field.worker(id="w2", host_id="h2")
@@ -136,7 +143,10 @@ async def test_a_put_under_way_when_its_worker_dies_is_whole_or_not_there(field:
             worker.kill9()
             await asyncio.gather(*puts, return_exceptions=True)
             await raw.connection.close()
+            # Only after the end of its session nothing more of it can come to be.
+            await session_ended(watching, f"w1-{n}")
             await eventually(watching, "the end of what was lost", "directory", "artifacts", equals=0)
+            await eventually(there, "the same elsewhere", "directory", "artifacts", equals=0)
             assert await there.keys() == []
             directory = (await watching.stats())["directory"]
             assert (directory["keys"], directory["orphans"], directory["replicas"]) == (0, 0, 0)
