@@ -1,7 +1,8 @@
 """The one function that puts a fact on the log.
 
-A contested aggregate is compared and appended on its fence, always the same filter string; what only one author writes
-is told apart by its event id. After an unknown outcome the log itself says whether the fact is there.
+A contested aggregate is compared and appended on its fence, always the same filter string; what only the holder of a
+role may write is compared on the role's; what only one author writes is told apart by its event id. After an unknown
+outcome the log itself says whether the fact is there.
 """
 
 from __future__ import annotations
@@ -23,7 +24,8 @@ async def append(bus: Bus, event: Event, headers: Headers, *, deadline: Deadline
     Args:
         event: The fact; its kind and identity choose the subject.
         headers: ``event_id`` makes a repetition harmless. ``expected`` is the sequence of the last message of the
-            aggregate that the author knows (0: none) where several authors may write, and ``None`` where only one does.
+            aggregate that the author knows (0: none) where several authors may write, the token of the role where only
+            its holder may, and ``None`` where only one author does.
         deadline: Until when to try; a paused or restarting bus is waited for.
 
     Returns:
@@ -37,14 +39,16 @@ async def append(bus: Bus, event: Event, headers: Headers, *, deadline: Deadline
         DeniedError: If the server refuses the subject.
     """
     about = aggregate_of(event)
-    if about.contested != (headers.expected is not None):
+    guard = about.guard
+    if (guard is None) != (headers.expected is None):
         raise InvalidArgumentError(
-            f"a {event.type} is {'' if about.contested else 'not '}compared and appended: "
-            f"`expected` must be {'given' if about.contested else 'None'}",
+            f"a {event.type} is {'not ' if guard is None else ''}compared and appended: "
+            f"`expected` must be {'None' if guard is None else 'given'}",
             type=event.type,
         )
     subject = bus.subjects.fact(about, headers.author)
-    fence = bus.subjects.fence(about) if about.contested else None
+    fence = None if guard is None else bus.subjects.fence(guard)
+    own = bus.subjects.fence(about)
     wire = headers_to_wire(headers, type_name=event.type, fence=fence)
     body = encode(event)
     while True:
@@ -53,6 +57,10 @@ async def append(bus: Bus, event: Event, headers: Headers, *, deadline: Deadline
         except WrongSequenceError as exc:
             if fence is None or headers.expected is None:
                 raise
+            if own != fence:  # a newer holder's grant moved the fence, perhaps after an earlier attempt of ours
+                mine = await bus.last_on(subject, deadline=deadline)
+                stored = mine is not None and mine.headers.get(MSG_ID) == headers.event_id
+                return Appended(mine.seq) if mine is not None and stored else Conflict(exc.seq)
             outcome = await _who_was_first(bus, fence, headers.event_id, headers.expected, exc.seq, deadline)
             if outcome is not None:
                 return outcome

@@ -1,4 +1,4 @@
-"""The facts: what happened to an artifact, a key, a series, a session, a replica or a caller's lease.
+"""The facts: what happened to an artifact, a key, a series, a session, a replica, a caller's lease or the log itself.
 
 Each is a frozen record in the past tense. A shipped fact never changes its meaning: add a new one, teach the codec to
 lift the old form, and keep an old log in ``tests/golden``. Who wrote it and when is in the headers and the stream.
@@ -314,6 +314,119 @@ class CallerLeaseEnded:
     number: int
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RoleGranted:
+    """The author's incarnation took a role that one worker at a time may have; this fact's sequence is its token.
+
+    Attributes:
+        role: ``store``: who archives, takes snapshots and purges.
+    """
+
+    type: Literal["RoleGranted"] = "RoleGranted"
+    role: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SnapshotTaken:
+    """A projection's state at a sequence was stored, so that a reader may start from it.
+
+    Attributes:
+        what: ``directory``.
+        upto: The sequence of the last fact in it.
+        fold: Version of the fold that made it.
+        state_hash: Canonical hash of the state, 64 hexadecimal digits.
+        blob: Its body, see ``docs/spec/snapshot.md``.
+    """
+
+    type: Literal["SnapshotTaken"] = "SnapshotTaken"
+    what: str
+    upto: int
+    fold: int
+    state_hash: str
+    blob: BlobRef
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Archived:
+    """The facts of a range of sequences are in a file of the archive.
+
+    Attributes:
+        stream: ``TB``.
+        first: First sequence of the range: that after the last one of the file before.
+        last: Last sequence of the range.
+        count: How many facts are in it.
+        file: Path below the archive's URL.
+        digest: BLAKE3-256 of the file, lower-case hex.
+        nbytes: Size of the file.
+    """
+
+    type: Literal["Archived"] = "Archived"
+    stream: str
+    first: int
+    last: int
+    count: int
+    file: str
+    digest: str
+    nbytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogPurged:
+    """The log is going to lose what a snapshot holds; who has not read that far starts from the snapshot.
+
+    Attributes:
+        stream: ``TB``.
+        upto: Facts up to this sequence go, but for the last one of each aggregate.
+        snapshot: Sequence of the :class:`SnapshotTaken` to start from.
+        forget: What ended at or before this sequence is forgotten altogether.
+        delay_ns: How long after this fact it is carried out.
+    """
+
+    type: Literal["LogPurged"] = "LogPurged"
+    stream: str
+    upto: int
+    snapshot: int
+    forget: int
+    delay_ns: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PurgeCompleted:
+    """An announced purge was carried out; folds forget what ended at or before ``forget``."""
+
+    type: Literal["PurgeCompleted"] = "PurgeCompleted"
+    stream: str
+    upto: int
+    forget: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogTruncated:
+    """The log lost its tail: somebody remembered a fact that is not there any more.
+
+    Attributes:
+        stream: ``TB``.
+        seq: Where the remembered fact was.
+        event_id: Which it was.
+        last: The last sequence that the log had when that was noticed.
+    """
+
+    type: Literal["LogTruncated"] = "LogTruncated"
+    stream: str
+    seq: int
+    event_id: str
+    last: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FoldRaised:
+    """From here on all folds of the stream use that version; a program that does not know it stops."""
+
+    type: Literal["FoldRaised"] = "FoldRaised"
+    stream: str
+    version: int
+
+
 Event = (
     SessionOpened
     | SessionEnded
@@ -329,6 +442,13 @@ Event = (
     | ReplicaDropped
     | CallerLeaseGranted
     | CallerLeaseEnded
+    | RoleGranted
+    | SnapshotTaken
+    | Archived
+    | LogPurged
+    | PurgeCompleted
+    | LogTruncated
+    | FoldRaised
 )
 AnyEvent = Annotated[Event, Field(discriminator="type")]
 EVENT_TYPES: tuple[type[Event], ...] = Event.__args__

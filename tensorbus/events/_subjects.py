@@ -11,6 +11,7 @@ from typing import Final
 
 from tensorbus.errors import InvalidArgumentError
 from tensorbus.events._facts import (
+    Archived,
     ArtifactDestroyed,
     ArtifactDigested,
     ArtifactPut,
@@ -18,12 +19,18 @@ from tensorbus.events._facts import (
     CallerLeaseEnded,
     CallerLeaseGranted,
     Event,
+    FoldRaised,
     KeyBound,
     KeyUnbound,
+    LogPurged,
+    LogTruncated,
+    PurgeCompleted,
     ReplicaAdded,
     ReplicaDropped,
+    RoleGranted,
     SessionEnded,
     SessionOpened,
+    SnapshotTaken,
     VersionPublished,
     ViewDefined,
 )
@@ -32,10 +39,15 @@ from tensorbus.ids import WorkerId, subject_token
 CONTESTED: Final = frozenset({"artifact", "key", "series", "session", "instance", "trunc", "fold", "role"})
 """Kinds that several authors may write: each fact of them is compared and appended on ``<prefix>.ev.<kind>.<id>.*``."""
 
+FENCED: Final = frozenset({"snap", "purge", "archive"})
+"""Kinds that only the holder of the store's role may write: each fact names the role's filter and its token."""
+
+STORE_ROLE: Final = "store"
+
 
 @dataclass(frozen=True, slots=True, order=True)
 class Aggregate:
-    """What a fact is about: a kind, and the hash of tenant and name."""
+    """What a fact is about: a kind, and the hash of tenant and name (or, where no user chooses it, the name itself)."""
 
     kind: str
     token: str
@@ -43,6 +55,17 @@ class Aggregate:
     @property
     def contested(self) -> bool:
         return self.kind in CONTESTED
+
+    @property
+    def fenced(self) -> bool:
+        return self.kind in FENCED
+
+    @property
+    def guard(self) -> Aggregate | None:
+        """The aggregate on whose filter its facts are compared and appended; ``None`` where only one author writes."""
+        if self.fenced:
+            return Aggregate("role", STORE_ROLE)
+        return self if self.contested else None
 
 
 def aggregate(kind: str, tenant: str, name: str) -> Aggregate:
@@ -64,6 +87,18 @@ def aggregate_of(event: Event) -> Aggregate:
             return aggregate("replica", event.tenant, event.artifact)
         case CallerLeaseGranted() | CallerLeaseEnded():
             return aggregate("clease", event.tenant, event.lease)
+        case RoleGranted():
+            return Aggregate("role", event.role)
+        case SnapshotTaken():
+            return Aggregate("snap", event.what)
+        case Archived():
+            return Aggregate("archive", event.stream)
+        case LogPurged() | PurgeCompleted():
+            return Aggregate("purge", event.stream)
+        case LogTruncated():
+            return Aggregate("trunc", event.stream)
+        case FoldRaised():
+            return Aggregate("fold", event.stream)
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,11 +138,16 @@ class Subjects:
         return list(self.streams)[1]
 
     def fact(self, about: Aggregate, author: WorkerId) -> str:
-        return f"{self.prefix}.ev.{about.kind}.{about.token}.{author}"
+        return f"{self._place(about)}.{author}"
 
     def fence(self, about: Aggregate) -> str:
-        """The one filter string on which facts of a contested aggregate are compared and appended."""
-        return f"{self.prefix}.ev.{about.kind}.{about.token}.*"
+        """The one filter string over an aggregate's facts; those of a contested one are compared and appended on it."""
+        return f"{self._place(about)}.*"
+
+    def _place(self, about: Aggregate) -> str:
+        if about.kind == "snap":
+            return f"{self.prefix}.snap.{about.token}"
+        return f"{self.prefix}.ev.{about.kind}.{about.token}"
 
     def blob(self, digest: str, chunk: int, author: WorkerId) -> str:
         return f"{self.prefix}.blob.{digest}.{chunk}.{author}"
@@ -130,8 +170,12 @@ class Subjects:
         Raises:
             InvalidArgumentError: If it is no subject of a fact under this prefix.
         """
-        head = f"{self.prefix}.ev."
+        head = f"{self.prefix}."
         parts = subject.removeprefix(head).split(".") if subject.startswith(head) else []
+        if parts[:1] == ["ev"]:
+            parts = parts[1:]
+        elif parts[:1] != ["snap"]:
+            parts = []
         if len(parts) != 3:
             raise InvalidArgumentError(f"{subject!r} is not the subject of a fact", subject=subject)
         kind, token, author = parts

@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import TypeVar
 
-from tensorbus.bus import Appended, append
+from tensorbus.bus import Appended, Conflict, append
 from tensorbus.clock import Deadline
 from tensorbus.errors import (
     ConflictError,
@@ -34,6 +34,7 @@ LANE_WAITING_MAX = 4096
 LANE_TRY_S = 10.0
 DROPS_MAX = 16
 LANE_RETRY_DELAY_S = 0.5
+LOOK_AGAIN_S = 0.02
 
 
 @dataclass(slots=True)
@@ -83,9 +84,15 @@ class Author:
             fact = rule(state)
             if not isinstance(fact, Event):
                 return self.feed.live.position, fact
-            headers = self._headers(principal, cause, expected=state.head(aggregate_of(fact)))
+            about = aggregate_of(fact)
+            expected = state.head(about.guard or about)
+            headers = self._headers(principal, cause, expected=expected, token=expected if about.fenced else 0)
             outcome = await append(self.feed.bus, fact, headers, deadline=deadline)
             await self.feed.reached(outcome.seq, deadline=deadline)
+            if isinstance(outcome, Conflict) and outcome.seq < expected:
+                # The aggregate is being forgotten, or the log lost its tail: the fold hears of it soon.
+                async with deadline.scope():
+                    await asyncio.sleep(LOOK_AGAIN_S)
             if isinstance(outcome, Appended):
                 verdict = self.feed.live.verdict(outcome.seq)
                 if verdict.kept:
@@ -173,12 +180,13 @@ class Author:
     def _leaving(self) -> FencedError:
         return FencedError(f"worker {self.worker} is leaving", worker=self.worker, incarnation=self.incarnation)
 
-    def _headers(self, principal: str, cause: str, *, expected: int | None) -> Headers:
+    def _headers(self, principal: str, cause: str, *, expected: int | None, token: int = 0) -> Headers:
         return Headers(
             event_id=new_event_id(self._ids),
             author=self.worker,
             incarnation=self.incarnation,
             principal=principal,
+            token=token,
             cause=cause,
             traceparent=traceparent(),
             expected=expected,

@@ -10,7 +10,7 @@ import json
 
 from tensorbus.events import Aggregate
 from tensorbus.ids import Incarnation, WorkerId
-from tensorbus.lifecycle._records import Artifact, Key, Series, Session
+from tensorbus.lifecycle._records import Artifact, Key, LogState, RoleLease, Series, Session
 
 
 def head_text(about: Aggregate, seq: int) -> str:
@@ -54,6 +54,17 @@ def artifact_text(record: Artifact, owed_by: tuple[WorkerId, Incarnation] | None
         (sorted(record.views.items()), sorted(record.keys), sorted(record.versions)),
         (record.destroyed, record.reason, owed_by),
     )
+
+
+def role_text(role: RoleLease) -> str:
+    return _json("role", role.role, role.worker, role.incarnation, role.token)
+
+
+def log_text(log: LogState) -> str:
+    purge = log.announced
+    announced = purge and (purge.seq, purge.time_ns, purge.upto, purge.snapshot, purge.forget, purge.delay_ns)
+    lost = (log.truncations, log.truncated_from, log.truncated_to)
+    return _json("log", announced, log.purged, log.forgotten, log.archived, log.archive_first, lost, log.fold)
 
 
 def _json(*values: object) -> str:

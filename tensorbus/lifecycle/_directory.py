@@ -14,14 +14,25 @@ from tensorbus.events import Aggregate, AnyRecorded, Event, Recorded, Subjects, 
 from tensorbus.ids import ArtifactId, Incarnation, WorkerId
 from tensorbus.lifecycle import _canon as canon
 from tensorbus.lifecycle import _fold_artifacts as artifacts
+from tensorbus.lifecycle import _fold_log as own_log
 from tensorbus.lifecycle import _fold_names as names
 from tensorbus.lifecycle import _fold_sessions as sessions
 from tensorbus.lifecycle._hash import StateHash, hash_of
-from tensorbus.lifecycle._records import Artifact, Key, ReplicaKey, Series, Session, Touched, Verdict
+from tensorbus.lifecycle._records import (
+    Artifact,
+    Key,
+    LogState,
+    ReplicaKey,
+    RoleLease,
+    Series,
+    Session,
+    Touched,
+    Verdict,
+)
 from tensorbus.lifecycle._validate import violations
 
 FOLD_VERSION = 1
-"""Raised when the meaning of the fold changes; a snapshot states it."""
+"""The newest version of the fold's meaning that this program knows; the log says which is in force."""
 
 
 class Directory:
@@ -36,6 +47,8 @@ class Directory:
             caller's lease ended there), or ``None``: a witness owes it.
         by_worker: The artifacts of which a worker holds a replica.
         by_lessor: The artifacts on which a worker granted a caller's lease that has not ended.
+        roles: The last grant of each role.
+        log: What became of the log itself.
     """
 
     def __init__(self, subjects: Subjects | None = None) -> None:
@@ -45,6 +58,8 @@ class Directory:
         self.artifacts: dict[tuple[str, ArtifactId], Artifact] = {}
         self.keys: dict[tuple[str, str], Key] = {}
         self.series: dict[tuple[str, str], Series] = {}
+        self.roles: dict[str, RoleLease] = {}
+        self.log = LogState()
         self.heads: dict[Aggregate, int] = {}
         self.by_digest: dict[tuple[str, str], dict[ArtifactId, None]] = {}
         self.by_view: dict[tuple[str, ArtifactId], ArtifactId] = {}
@@ -64,6 +79,9 @@ class Directory:
         if recorded.seq <= self.seq:
             return Verdict(False, "duplicate")
         self.seq = recorded.seq
+        if self.log.fold > FOLD_VERSION:
+            self.unknown += 1  # from here on the facts mean something that this program does not know
+            return self._drop("fold")
         if isinstance(recorded.event, UnknownEvent):
             self.unknown += 1
             self._move_head(self._place(recorded.subject), recorded.seq)
@@ -86,7 +104,7 @@ class Directory:
         subject = self.subjects.fact(about, recorded.headers.author)
         if recorded.subject != subject:
             return "subject"
-        if about.contested:
+        if about.contested and about.kind != "role":
             return "" if recorded.headers.expected == self.heads.get(about, 0) else "sequence"
         return ""
 
@@ -100,6 +118,8 @@ class Directory:
     def _evolve(self, kind: str, recorded: Recorded[Event]) -> Verdict:
         if kind == "session":
             return sessions.evolve(self, recorded)
+        if kind in own_log.KINDS:
+            return own_log.evolve(self, recorded)
         author = self.sessions.get(recorded.headers.author)
         if author is None or not author.live or author.incarnation != recorded.headers.incarnation:
             return Verdict(False, "fenced")
@@ -118,6 +138,12 @@ class Directory:
         if about is not None and about.contested:
             self.heads[about] = seq
             self._hash.mark(about)
+
+    def forget(self, touched: Touched, about: Aggregate) -> None:
+        """Drop an aggregate's head, for the fold, which dropped its record."""
+        self.heads.pop(about, None)
+        self._hash.mark(about)
+        self._hash.mark(touched)
 
     def _drop(self, why: str) -> Verdict:
         self.dropped[why] = self.dropped.get(why, 0) + 1
@@ -190,20 +216,30 @@ class Directory:
         yield from map(canon.session_text, self.sessions.values())
         yield from (canon.key_text(tenant, key) for (tenant, _), key in self.keys.items())
         yield from (canon.series_text(tenant, series) for (tenant, _), series in self.series.items())
+        yield from map(canon.role_text, self.roles.values())
+        yield from (canon.log_text(self.log) for _ in range(self.log != LogState()))
         yield from (canon.artifact_text(record, self.orphans.get(where)) for where, record in self.artifacts.items())
 
     def _entity_text(self, key: Hashable) -> str | None:
+        """Canonical text of an entity, ``None`` once it was forgotten."""
         if isinstance(key, Aggregate):
-            return canon.head_text(key, self.heads[key])
+            return canon.head_text(key, self.heads[key]) if key in self.heads else None
         if not isinstance(key, Touched):
             return None
         match key.kind:
             case "session":
-                return canon.session_text(self.sessions[WorkerId(key.name)])
+                session = self.sessions.get(WorkerId(key.name))
+                return None if session is None else canon.session_text(session)
             case "key":
-                return canon.key_text(key.tenant, self.keys[key.tenant, key.name])
+                bound = self.keys.get((key.tenant, key.name))
+                return None if bound is None else canon.key_text(key.tenant, bound)
             case "series":
                 return canon.series_text(key.tenant, self.series[key.tenant, key.name])
+            case "role":
+                return canon.role_text(self.roles[key.name])
+            case "log":
+                return canon.log_text(self.log)
             case _:
                 where = (key.tenant, ArtifactId(key.name))
-                return canon.artifact_text(self.artifacts[where], self.orphans.get(where))
+                record = self.artifacts.get(where)
+                return None if record is None else canon.artifact_text(record, self.orphans.get(where))

@@ -141,8 +141,63 @@ class Series:
     versions: dict[int, ArtifactId] = field(default_factory=dict)
 
 
+@dataclass(frozen=True, slots=True)
+class RoleLease:
+    """Who has a role; ``token`` is the sequence of the grant, and in force until the next one.
+
+    Its holder may act while its session is open; afterwards the role can be taken.
+    """
+
+    role: str
+    worker: WorkerId
+    incarnation: Incarnation
+    token: int
+
+
+@dataclass(frozen=True, slots=True)
+class Purge:
+    """What a purge takes: see :class:`tensorbus.events.LogPurged`."""
+
+    seq: int
+    time_ns: int
+    upto: int
+    snapshot: int
+    forget: int
+    delay_ns: int
+
+
+@dataclass(slots=True)
+class LogState:
+    """What became of the log itself.
+
+    Attributes:
+        announced: The newest announced purge, also after it was carried out.
+        purged: Facts up to this sequence are gone, but for the last one of each aggregate.
+        forgotten: What ended at or before this sequence is forgotten.
+        archived: Facts up to this sequence are in the archive.
+        archive_first: The first sequence that is in the archive, 0 if nothing is.
+        truncations: How often the log lost its tail.
+        truncated_from: After the newest loss, the first sequence that may have been lost.
+        truncated_to: And the last one that somebody is known to have remembered.
+        fold: The version of the fold in force.
+    """
+
+    announced: Purge | None = None
+    purged: int = 0
+    forgotten: int = 0
+    archived: int = 0
+    archive_first: int = 0
+    truncations: int = 0
+    truncated_from: int = 0
+    truncated_to: int = 0
+    fold: int = 1
+
+
 class Touched(NamedTuple):
-    """Something that a fact changed, for those who follow it: kind ``artifact``, ``key``, ``series`` or ``session``."""
+    """Something that a fact changed, for those who follow it.
+
+    Its kind is ``artifact``, ``key``, ``series``, ``session``, ``role``, or ``log`` for the log itself.
+    """
 
     kind: str
     tenant: str
@@ -156,7 +211,8 @@ class Verdict:
     Attributes:
         kept: Whether the proposal became a fact.
         why: For a dropped one, a stable word: ``fenced``, ``sequence``, ``conflict``, ``destroyed``, ``missing``,
-            ``held``, ``duplicate``, ``unknown``, ``subject`` (another's name or another's aggregate).
+            ``held``, ``duplicate``, ``unknown``, ``subject`` (another's name or another's aggregate), ``fold`` (the log
+            is folded by a version that this program does not know).
         touched: What changed.
     """
 

@@ -1,0 +1,44 @@
+"""Rules about the log itself: who keeps it, and what its keeper may say."""
+
+from __future__ import annotations
+
+from tensorbus.errors import FencedError
+from tensorbus.events import STORE_ROLE, Aggregate, Event, LogTruncated, RoleGranted
+from tensorbus.ids import EventId, Incarnation, WorkerId
+from tensorbus.lifecycle._directory import Directory
+from tensorbus.lifecycle._records import RoleLease
+
+
+def take_role(state: Directory, *, role: str, worker: WorkerId, incarnation: Incarnation) -> Event | RoleLease:
+    """Take a role for a worker's incarnation, unless a living one has it: then that one's lease."""
+    held = state.roles.get(role)
+    if held is not None and state.is_live(held.worker, held.incarnation) and held.token == role_token(state, role):
+        return held
+    return RoleGranted(role=role)
+
+
+def as_keeper(state: Directory, fact: Event, *, worker: WorkerId, incarnation: Incarnation) -> Event:
+    """A fact that only the store may say, if this incarnation has the store's role.
+
+    Raises:
+        FencedError: If it has not, or not any more.
+    """
+    held = state.roles.get(STORE_ROLE)
+    if held is None or (held.worker, held.incarnation) != (worker, incarnation):
+        who = "nobody" if held is None else f"worker {held.worker} (incarnation {held.incarnation})"
+        raise FencedError(
+            f"worker {worker} does not keep the log now, {who} does", worker=worker, incarnation=incarnation
+        )
+    return fact
+
+
+def note_truncation(state: Directory, *, stream: str, seq: int, event_id: EventId, last: int) -> Event | None:
+    """Record that a remembered fact is gone; ``None`` if the log says already that it lost what was there."""
+    if state.log.truncated_from and state.log.truncated_from <= seq <= state.log.truncated_to:
+        return None
+    return LogTruncated(stream=stream, seq=seq, event_id=event_id, last=last)
+
+
+def role_token(state: Directory, role: str) -> int:
+    """The fencing token in force for a role: the sequence of the last message on its subject, 0 if there is none."""
+    return state.head(Aggregate("role", role))
