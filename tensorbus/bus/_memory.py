@@ -13,7 +13,7 @@ from typing import Any, Final, TypeVar
 
 from tensorbus.bus._beats import MARKER, MARKER_TTL_S, TTL, Heartbeats
 from tensorbus.bus._memory_stream import MemoryStream, Refused
-from tensorbus.bus._port import Heartbeat, Message, Reader, StreamLimits, WrongSequenceError
+from tensorbus.bus._port import Heartbeat, LogInfo, Message, Reader, StreamLimits, WrongSequenceError
 from tensorbus.bus._position import Position
 from tensorbus.clock import Clock, Deadline, LoopClock
 from tensorbus.errors import DeniedError, InvalidArgumentError, OutOfSpaceError, UnavailableError
@@ -294,6 +294,15 @@ class MemoryBus:
 
     async def last_seq(self, *, deadline: Deadline) -> int:
         return await self._request(lambda: self.cluster.log.last_seq, deadline)
+
+    async def log_state(self, *, deadline: Deadline) -> LogInfo:
+        return await self._request(self.cluster.log.info, deadline)
+
+    async def purge(self, filter_subject: str, *, upto: int, keep_last: bool = True, deadline: Deadline) -> int:
+        if not filter_subject:
+            raise InvalidArgumentError("a purge needs a filter")
+        log = self.cluster.log
+        return await self._request(lambda: log.purge(filter_subject, upto=upto, keep_last=keep_last), deadline)
 
     def read(self, filter_subject: str, *, after: int) -> AbstractAsyncContextManager[Reader]:
         return MemoryReader(self, filter_subject=filter_subject, after=after, live=False)

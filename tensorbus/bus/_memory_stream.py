@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from bisect import bisect_right, insort
+from bisect import bisect_left, bisect_right, insort
 from collections.abc import Callable, Iterable, Mapping
 from typing import Final
 
-from tensorbus.bus._port import Message, StreamLimits, WrongSequenceError
+from tensorbus.bus._port import LogInfo, Message, StreamLimits, WrongSequenceError
 from tensorbus.errors import InvalidArgumentError, OutOfSpaceError, TensorbusError
 from tensorbus.events import MSG_ID
 from tensorbus.events._envelope import EXPECTED_FILTER, EXPECTED_SEQ
@@ -47,6 +47,7 @@ class MemoryStream:
         self._by_parent: dict[str, list[int]] = {}
         self._ids: dict[str, tuple[int, int]] = {}
         self._bytes = 0
+        self._created_ns = wall_ns()
 
     def takes(self, subject: str) -> bool:
         return any(matches(pattern, subject) for pattern in self._filters)
@@ -83,9 +84,7 @@ class MemoryStream:
         self._check_expected(subject, headers)
         if (known := self._known(headers)) is not None:
             return known
-        nbytes = (
-            len(subject) + len(data) + sum(len(k) + len(v) + 4 for k, v in headers.items()) + MESSAGE_OVERHEAD_BYTES
-        )
+        nbytes = _size(subject, data, headers)
         self._check_room(subject, nbytes)
         if self.keeps_last_only and subject in self._by_subject:
             self.remove(self._by_subject[subject][-1])
@@ -108,12 +107,31 @@ class MemoryStream:
         message = self._messages.pop(seq, None)
         if message is None:
             return False
-        self._seqs.remove(seq)
+        self._bytes -= _size(message.subject, message.data, message.headers)
+        _take_out(self._seqs, seq)
         for index, key in ((self._by_subject, message.subject), (self._by_parent, _parent(message.subject))):
-            index[key].remove(seq)
+            _take_out(index[key], seq)
             if not index[key]:
                 del index[key]
         return True
+
+    def purge(self, pattern: str, *, upto: int, keep_last: bool) -> int:
+        """Remove what a filter has up to a sequence, but its last message; how many went."""
+        last = self.last_on(pattern) if keep_last else None
+        going = [message.seq for message in self.after(0, pattern, count_max=len(self._seqs) + 1)]
+        going = [seq for seq in going if seq <= upto and (last is None or seq != last.seq)]
+        for seq in going:
+            self.remove(seq)
+        return len(going)
+
+    def info(self) -> LogInfo:
+        return LogInfo(
+            first_seq=self._seqs[0] if self._seqs else self.last_seq + 1,
+            last_seq=self.last_seq,
+            messages=len(self._seqs),
+            nbytes=self._bytes,
+            created_ns=self._created_ns,
+        )
 
     def _known(self, headers: Mapping[str, str]) -> int | None:
         known = self._ids.get(headers.get(MSG_ID, ""))
@@ -143,6 +161,14 @@ class MemoryStream:
         if pattern.endswith(".*") and not _is_wild(parent):
             return [seqs] if (seqs := self._by_parent.get(parent)) else []
         return [seqs for subject, seqs in self._by_subject.items() if matches(pattern, subject)]
+
+
+def _size(subject: str, data: bytes, headers: Mapping[str, str]) -> int:
+    return len(subject) + len(data) + sum(len(k) + len(v) + 4 for k, v in headers.items()) + MESSAGE_OVERHEAD_BYTES
+
+
+def _take_out(seqs: list[int], seq: int) -> None:
+    del seqs[bisect_left(seqs, seq)]
 
 
 def _is_wild(pattern: str) -> bool:

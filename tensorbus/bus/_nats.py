@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from tensorbus.bus._beats import TTL, Heartbeats
 from tensorbus.bus._link import Link
-from tensorbus.bus._port import Heartbeat, Message, Reader, StreamLimits
+from tensorbus.bus._port import Heartbeat, LogInfo, Message, Reader, StreamLimits
 from tensorbus.bus._reader import NatsReader
 from tensorbus.bus._requests import NoStreamError, Requests
 from tensorbus.bus._streams import ensure_live, ensure_log
@@ -119,8 +119,24 @@ class NatsBus:
         return await self._message({"last_by_subj": filter_subject}, deadline)
 
     async def last_seq(self, *, deadline: Deadline) -> int:
+        return (await self.log_state(deadline=deadline)).last_seq
+
+    async def log_state(self, *, deadline: Deadline) -> LogInfo:
         info = await self._requests.api(f"STREAM.INFO.{self._subjects.log_stream}", deadline=deadline)
-        return int(info["state"]["last_seq"])
+        return parse_info(info)
+
+    async def purge(self, filter_subject: str, *, upto: int, keep_last: bool = True, deadline: Deadline) -> int:
+        if not filter_subject:  # to the server that would mean everything
+            raise InvalidArgumentError("a purge needs a filter")
+        before = upto + 1  # the server's bound is exclusive, and 0 would mean everything
+        if keep_last:
+            last = await self.last_on(filter_subject, deadline=deadline)
+            before = min(before, last.seq if last is not None else 0)
+        if before <= 1:
+            return 0
+        body = {"filter": filter_subject, "seq": before}
+        answer = await self._requests.api(f"STREAM.PURGE.{self._subjects.log_stream}", body, deadline=deadline)
+        return int(answer["purged"])
 
     def read(self, filter_subject: str, *, after: int) -> AbstractAsyncContextManager[Reader]:
         return NatsReader(
@@ -196,6 +212,25 @@ class NatsBus:
         except NotFoundError:
             return None
         return parse_stored(answer["message"])
+
+
+def parse_info(info: Mapping[str, Any]) -> LogInfo:
+    """What the server says of a stream.
+
+    Raises:
+        CorruptError: If it cannot be read.
+    """
+    try:
+        state = info["state"]
+        return LogInfo(
+            first_seq=int(state["first_seq"]),
+            last_seq=int(state["last_seq"]),
+            messages=int(state["messages"]),
+            nbytes=int(state["bytes"]),
+            created_ns=parse_time(info["created"]),
+        )
+    except (KeyError, ValueError) as exc:
+        raise CorruptError(f"the bus gave a stream's state that cannot be read: {exc}") from exc
 
 
 def parse_stored(stored: Mapping[str, Any]) -> Message:

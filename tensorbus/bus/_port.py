@@ -83,6 +83,25 @@ class Heartbeat:
     gone: bool
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogInfo:
+    """What the log stream holds at one moment.
+
+    Attributes:
+        first_seq: Sequence of the oldest message that is there; ``last_seq + 1`` if there is none.
+        last_seq: Sequence of the newest message that ever was.
+        messages: How many are there.
+        nbytes: What they take on the server's disk, about.
+        created_ns: When the stream was made; another time at the same sequences is another stream.
+    """
+
+    first_seq: int
+    last_seq: int
+    messages: int
+    nbytes: int
+    created_ns: int
+
+
 class Reader(Protocol):
     """A checkpointed reading of one filter, in order, without gaps and without acknowledgements."""
 
@@ -154,6 +173,29 @@ class Bus(Protocol):
 
     async def last_seq(self, *, deadline: Deadline) -> int:
         """The last sequence of the log stream."""
+        ...
+
+    async def log_state(self, *, deadline: Deadline) -> LogInfo:
+        """What the log stream holds now."""
+        ...
+
+    async def purge(self, filter_subject: str, *, upto: int, keep_last: bool = True, deadline: Deadline) -> int:
+        """Remove the messages of the log stream on a filter, up to a sequence and with it, for ever.
+
+        Repeating it is safe, and that is what happens while the outcome is unknown.
+
+        Args:
+            filter_subject: An aggregate's fence, or one subject.
+            keep_last: Leave the filter's last message, whatever its sequence: without it the next to compare and append
+                would find the aggregate as if it had never been.
+
+        Returns:
+            How many messages went; fewer than there were if an earlier attempt took some.
+
+        Raises:
+            DeniedError: If the server does not let this connection purge, or the stream be purged.
+            InvalidArgumentError: If the filter is empty.
+        """
         ...
 
     async def beat(self, subject: str, *, ttl_s: int, deadline: Deadline) -> int:

@@ -251,6 +251,85 @@ class BusContract:
             assert await take(reader, 1) == [got]
         assert await bus.last_on("tb.ev.key.*.w1", deadline=soon()) == got
 
+    # ------------------------------------------------------------------------------------------------------- purge
+
+    async def test_a_purge_keeps_the_last_message_of_its_filter_and_all_others(self, backend: Backend) -> None:
+        bus = await backend.connect()
+        mine = await fill(bus, 5, subject="tb.ev.replica.a.w1")
+        others = await fill(bus, 2, subject="tb.ev.replica.b.w1")
+        mine += await fill(bus, 1, subject="tb.ev.replica.a.w2")
+        fence = "tb.ev.replica.a.*"
+        assert await bus.purge(fence, upto=mine[2], deadline=soon()) == 3
+        assert await bus.purge(fence, upto=mine[2], deadline=soon()) == 0
+        assert await bus.purge(fence, upto=mine[-1] + 10, deadline=soon()) == 2
+        assert await bus.purge(fence, upto=mine[-1] + 10, deadline=soon()) == 0
+        async with bus.read(bus.subjects.facts, after=0) as reader:
+            assert seqs(await take(reader, 3)) == [*others, mine[-1]]
+        assert await bus.get(mine[0], deadline=soon()) is None
+        first = await bus.first_from(fence, 0, deadline=soon())
+        assert first is not None
+        assert first.seq == mine[-1]
+
+    async def test_a_purge_may_take_the_last_message_too(self, backend: Backend) -> None:
+        bus = await backend.connect()
+        mine = await fill(bus, 3)
+        assert await bus.purge("tb.ev.replica.x.w1", upto=mine[1], keep_last=False, deadline=soon()) == 2
+        assert await bus.purge("tb.ev.replica.x.*", upto=mine[2], keep_last=False, deadline=soon()) == 1
+        assert await bus.last_on("tb.ev.>", deadline=soon()) is None
+        assert await fill(bus, 1) == [mine[-1] + 1]
+
+    async def test_a_purge_of_nothing_takes_nothing(self, backend: Backend) -> None:
+        bus = await backend.connect()
+        written = await fill(bus, 2)
+        for keep_last in (True, False):
+            for upto in (-1, 0, 1, written[0] - 1):
+                assert await bus.purge("tb.ev.>", upto=upto, keep_last=keep_last, deadline=soon()) == 0
+            assert await bus.purge("tb.ev.replica.y.*", upto=written[1], keep_last=keep_last, deadline=soon()) == 0
+        with pytest.raises(InvalidArgumentError):
+            await bus.purge("", upto=written[1], deadline=soon())
+        assert (await bus.log_state(deadline=soon())).messages == 2
+
+    async def test_who_lost_a_contest_still_loses_it_after_a_purge(self, backend: Backend) -> None:
+        bus = await backend.connect()
+        first = await append(bus, key_bound(), headers(0), deadline=soon())
+        second = await append(bus, key_bound(artifact="b"), headers(first.seq), deadline=soon())
+        fence = bus.subjects.fence(aggregate_of(key_bound()))
+        assert await bus.purge(fence, upto=second.seq, deadline=soon()) == 1
+        assert await append(bus, key_bound(), headers(0), deadline=soon()) == Conflict(second.seq)
+        assert isinstance(await append(bus, key_bound(), headers(second.seq), deadline=soon()), Appended)
+
+    async def test_a_purge_makes_room(self, backend: Backend) -> None:
+        bus = await backend.connect(prefix="small", limits=StreamLimits(log_bytes_max=20_000))
+        stored: list[int] = []
+
+        async def write(count: int) -> None:
+            for _ in range(count):
+                given = {MSG_ID: new_event_id(IDS)}
+                stored.append(await bus.publish("small.ev.replica.x.w1", bytes(1000), headers=given, deadline=soon()))
+
+        with pytest.raises(OutOfSpaceError):
+            await write(100)
+        full = await bus.log_state(deadline=soon())
+        assert await bus.purge("small.ev.replica.x.*", upto=stored[-1], deadline=soon()) == len(stored) - 1
+        assert (await bus.log_state(deadline=soon())).nbytes < full.nbytes / 4
+        await write(5)
+
+    async def test_the_state_of_the_log(self, backend: Backend) -> None:
+        bus = await backend.connect()
+        empty = await bus.log_state(deadline=soon())
+        assert (empty.messages, empty.nbytes, empty.first_seq) == (0, 0, empty.last_seq + 1)
+        written = await fill(bus, 3)
+        full = await bus.log_state(deadline=soon())
+        assert (full.first_seq, full.last_seq, full.messages) == (written[0], written[2], 3)
+        assert full.nbytes > 0
+        assert full.created_ns == empty.created_ns > 0
+        await bus.purge("tb.ev.>", upto=written[1], deadline=soon())
+        later = await bus.log_state(deadline=soon())
+        assert (later.first_seq, later.last_seq, later.messages) == (written[2], written[2], 1)
+        await bus.purge("tb.ev.>", upto=written[2], keep_last=False, deadline=soon())
+        gone = await bus.log_state(deadline=soon())
+        assert (gone.first_seq, gone.last_seq, gone.messages) == (written[2] + 1, written[2], 0)
+
     # ----------------------------------------------------------------------------------------------------- reading
 
     async def test_a_reading_starts_behind_any_position(self, backend: Backend) -> None:

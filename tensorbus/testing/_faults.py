@@ -7,7 +7,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, 
 from contextlib import aclosing, asynccontextmanager, contextmanager
 from typing import Any, Generic, TypeVar
 
-from tensorbus.bus import Bus, Heartbeat, Message, Reader, StreamLimits
+from tensorbus.bus import Bus, Heartbeat, LogInfo, Message, Reader, StreamLimits
 from tensorbus.bus._position import Position
 from tensorbus.clock import Deadline
 from tensorbus.errors import TensorbusError, UnavailableError
@@ -72,6 +72,15 @@ class SimBus:
 
     async def last_seq(self, *, deadline: Deadline) -> int:
         return await self._ask(lambda: self._inner.last_seq(deadline=Deadline(REQUEST_S)), deadline)
+
+    async def log_state(self, *, deadline: Deadline) -> LogInfo:
+        return await self._ask(lambda: self._inner.log_state(deadline=Deadline(REQUEST_S)), deadline)
+
+    async def purge(self, filter_subject: str, *, upto: int, keep_last: bool = True, deadline: Deadline) -> int:
+        def remove() -> Awaitable[int]:
+            return self._inner.purge(filter_subject, upto=upto, keep_last=keep_last, deadline=Deadline(REQUEST_S))
+
+        return await self._ask(remove, deadline)
 
     async def beat(self, subject: str, *, ttl_s: int, deadline: Deadline) -> int:
         return await self._ask(lambda: self._inner.beat(subject, ttl_s=ttl_s, deadline=Deadline(REQUEST_S)), deadline)

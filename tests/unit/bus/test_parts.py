@@ -31,6 +31,7 @@ def test_the_public_names() -> None:
         "Fault",
         "Health",
         "Heartbeat",
+        "LogInfo",
         "MemoryBus",
         "MemoryCluster",
         "Message",
