@@ -92,6 +92,12 @@ def _gateway_url(text: str) -> str:
     return _checked_url(text, schemes=("tb+tcp", "tb+tls"), port_needed=True)
 
 
+def _odd(replicas: int) -> int:
+    if replicas not in (1, 3, 5):
+        raise ValueError("must be 1, 3 or 5")
+    return replicas
+
+
 def _nats_urls(text: str) -> str:
     for one in text.split(","):
         _checked_url(one.strip(), schemes=("nats", "tls", "ws", "wss"), port_needed=False)
@@ -127,6 +133,25 @@ class Settings(BaseModel):
     )
     nats_creds: Annotated[Path, AfterValidator(_absolute)] | None = Field(
         None, description="NATS credentials file for nats_url."
+    )
+    nats_nkey_seed: Annotated[Path, AfterValidator(_absolute)] | None = Field(
+        None, description="File with the seed of the nkey that nats_url's servers know this process by."
+    )
+    nats_tls_ca: Annotated[Path, AfterValidator(_absolute)] | None = Field(
+        None, description="Certificates (PEM) that the NATS servers' are signed with; a server without TLS is refused."
+    )
+    nats_tls_cert: Annotated[Path, AfterValidator(_absolute)] | None = Field(
+        None, description="Client certificate (PEM), for NATS servers that ask for one; needs nats_tls_key."
+    )
+    nats_tls_key: Annotated[Path, AfterValidator(_absolute)] | None = Field(
+        None, description="Private key (PEM) of nats_tls_cert."
+    )
+    nats_user: Annotated[str, AfterValidator(check_worker_id)] | None = Field(
+        None,
+        description="Name for which a caller's or operator's NATS permissions were made; a worker's is its worker_id.",
+    )
+    nats_replicas: Annotated[int, AfterValidator(_odd)] = Field(
+        1, description="NATS servers that keep a copy of each stream: 1, 3 or 5."
     )
     subject_prefix: str = Field(
         "tb",
@@ -171,6 +196,10 @@ class Settings(BaseModel):
                 f"heartbeat_s {self.heartbeat_s:g} must be at most half of session_ttl_s {self.session_ttl_s:g}, "
                 "or one lost heartbeat ends the session"
             )
+        if self.nats_creds is not None and self.nats_nkey_seed is not None:
+            raise ValueError("nats_creds and nats_nkey_seed are two ways to say the same; name one")
+        if (self.nats_tls_cert is None) != (self.nats_tls_key is None):
+            raise ValueError("nats_tls_cert and nats_tls_key go together")
         if self.reserve_bytes > self.pool_bytes:
             raise ValueError(f"reserve_bytes {self.reserve_bytes} must be at most pool_bytes {self.pool_bytes}")
         return self

@@ -1,6 +1,7 @@
 """The log on NATS JetStream: one append, one reading, the streams, an embedded server, and a twin in memory."""
 
 from tensorbus.bus._append import append
+from tensorbus.bus._auth import NatsAuth
 from tensorbus.bus._blobs import get_blob, put_blob
 from tensorbus.bus._health import Health, health_of
 from tensorbus.bus._memory import Fault, MemoryBus, MemoryCluster
@@ -31,6 +32,7 @@ __all__ = [
     "MemoryBus",
     "MemoryCluster",
     "Message",
+    "NatsAuth",
     "NatsBus",
     "Reader",
     "StreamLimits",

@@ -10,7 +10,9 @@ import asyncio
 import contextlib
 import logging
 import re
+import ssl
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any, Final, Protocol, cast
 
 from nats.aio.client import Client
@@ -19,6 +21,7 @@ from nats.aio.subscription import Subscription
 from nats.errors import BadHeaderError, BadSubjectError, MaxPayloadError
 from nats.errors import Error as NatsError
 
+from tensorbus.bus._auth import NatsAuth, inbox_prefix
 from tensorbus.clock import Deadline
 from tensorbus.errors import DeniedError, InvalidArgumentError, TensorbusError, UnavailableError
 
@@ -31,6 +34,23 @@ PING_INTERVAL_S: Final = 10
 CLOSE_S: Final = 1.0
 _GAVE_UP_POLL_S: Final = 0.5
 _REFUSED = re.compile(r"(?i)permissions violation for (publish|subscription) to \"?([^\" ]+)")
+_RAW_ERROR = re.compile(rb"-ERR[ \t]+'([^\r\n]*)'")
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """The server does not allow this connection a subject.
+
+    Attributes:
+        exact: Whether the subject's case is known.
+    """
+
+    subject: str
+    exact: bool
+
+    def means(self, subject: str) -> bool:
+        """Whether it is about a subject."""
+        return subject == self.subject if self.exact else subject.lower() == self.subject.lower()
 
 
 class Listener(Protocol):
@@ -40,8 +60,8 @@ class Listener(Protocol):
         """What was sent and not answered may or may not have arrived."""
         ...
 
-    def on_refused(self, subject: str) -> None:
-        """The server refused a publish to, or a subscription of, a subject, given in lower case."""
+    def on_refused(self, refused: Refused) -> None:
+        """The server refused a publish to, or a subscription of, a subject."""
         ...
 
 
@@ -58,20 +78,40 @@ class _Tap:
         return False
 
 
+class _Client(Client):
+    """Refuses to go on in the clear where TLS was asked for: nats-py alone would let the server decide."""
+
+    encrypts = False
+
+    async def _process_info(self, info: dict[str, Any], initial_connection: bool = False) -> None:
+        server = self._current_server
+        wanted = self.encrypts or (server is not None and server.uri.scheme == "tls")
+        if initial_connection and wanted and not info.get("tls_required") and not info.get("tls_available"):
+            raise _PlainError("nats: TLS was asked for, and the server does not offer it")
+        if wanted and initial_connection:
+            info["tls_required"] = True
+        await super()._process_info(info, initial_connection)
+
+
+class _PlainError(NatsError):
+    pass
+
+
 class Link:
     """A connection that is either up, or on its way up again until it is closed.
 
     Args:
         url: One or more ``nats://`` or ``tls://`` URLs, separated by commas.
-        creds: Path of a NATS credentials file.
-        name: How the server calls this connection.
+        auth: As whom to connect, and whom to trust.
+        name: How the server calls this connection, and the first token of its inboxes (after ``_INBOX_``).
     """
 
-    def __init__(self, url: str, *, creds: str | None, name: str) -> None:
+    def __init__(self, url: str, *, auth: NatsAuth, name: str) -> None:
         self._servers = [part.strip() for part in url.split(",") if part.strip()]
         if not self._servers:
             raise InvalidArgumentError("the bus needs a URL such as nats://127.0.0.1:4222")
-        self._creds = creds
+        self._auth = auth
+        self._context: ssl.SSLContext | None = None
         self._name = name
         self._nc: Client | None = None
         self._up = asyncio.Event()
@@ -115,6 +155,7 @@ class Link:
             DeniedError: If the server refuses the credentials.
             InvalidArgumentError: If the server is too old, or the URL or credentials cannot be used.
         """
+        self._auth.check()
         try:
             async with deadline.scope():
                 await self._establish(first=True)
@@ -186,7 +227,7 @@ class Link:
     async def _establish(self, *, first: bool) -> None:
         """Try until a client is connected. At the first time what no retry can heal is raised."""
         while True:
-            nc = Client()
+            nc = _Client()
             try:
                 await self._connect(nc)
                 _check_version(nc)
@@ -205,12 +246,18 @@ class Link:
                 self._up.set()
                 return
 
-    async def _connect(self, nc: Client) -> None:
+    async def _connect(self, nc: _Client) -> None:
+        auth = self._auth
+        nc.encrypts = auth.encrypts
+        self._context = auth.context() if auth.encrypts else None
         try:
             await nc.connect(
                 servers=self._servers,
                 name=self._name,
-                user_credentials=self._creds,
+                user_credentials=None if auth.creds is None else str(auth.creds),
+                nkeys_seed_str=auth.seed(),
+                tls=self._context,
+                inbox_prefix=inbox_prefix(self._name),
                 error_cb=self._on_error,
                 disconnected_cb=self._on_disconnected,
                 reconnected_cb=self._on_reconnected,
@@ -221,8 +268,6 @@ class Link:
                 ping_interval=PING_INTERVAL_S,
                 pending_size=0,  # never wait inside nats-py: it swallows cancellation there
             )
-        except ImportError as exc:
-            raise InvalidArgumentError("credentials need the package nkeys: pip install 'nats-py[nkeys]'") from exc
         except ValueError as exc:
             raise InvalidArgumentError(f"the bus cannot use {self._servers} with these credentials: {exc}") from exc
         # The first attempt must fail at once where a retry cannot help; from now on every loss is followed by retries.
@@ -243,6 +288,11 @@ class Link:
 
     async def _on_disconnected(self) -> None:
         self._lost()
+        if self._context is not None:
+            try:
+                self._auth.renew(self._context)
+            except InvalidArgumentError as exc:
+                self._last_error = exc  # the old one may still do
 
     async def _on_reconnected(self) -> None:
         if not self._closing:
@@ -252,12 +302,21 @@ class Link:
         self._last_error = exc
         if self._nc is not None and not self._nc.is_connected:
             _close_transport(self._nc)
-        refused = _REFUSED.search(str(exc))
+        sent = self._as_sent()
+        refused = _REFUSED.search(sent or str(exc))
         if refused is None:
             log.debug("nats: %s", exc)
             return
+        told = Refused(refused[2].strip("'\""), exact=sent is not None)
         for listener in tuple(self._listeners):
-            listener.on_refused(refused[2].strip("'\"").lower())
+            listener.on_refused(told)
+
+    def _as_sent(self) -> str | None:
+        """The server's error as it sent it, if it is still there: nats-py gives it in lower case, as it takes it out of
+        its parser's buffer, and ``w1`` and ``W1`` are two workers."""
+        buffer = getattr(getattr(self._nc, "_ps", None), "buf", b"")
+        found = _RAW_ERROR.match(buffer)
+        return None if found is None else found[1].decode("utf-8", "replace")
 
 
 async def _close_client(nc: Client) -> None:
@@ -294,5 +353,9 @@ def _check_version(nc: Client) -> None:
 def _raise_if_final(exc: BaseException) -> None:
     if isinstance(exc, TensorbusError):
         raise exc
+    if isinstance(exc, ssl.SSLCertVerificationError):
+        raise DeniedError(f"the NATS server's certificate is not trusted: {exc.verify_message}") from exc
+    if isinstance(exc, _PlainError):
+        raise DeniedError("TLS was asked for, and the NATS server does not offer it") from exc
     if "authorization" in str(exc).lower() or "authentication" in str(exc).lower():
         raise DeniedError(f"the NATS server refuses the credentials: {exc}") from exc

@@ -10,6 +10,7 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from datetime import datetime
 from typing import Any, Final
 
+from tensorbus.bus._auth import NatsAuth
 from tensorbus.bus._beats import TTL, Heartbeats
 from tensorbus.bus._link import Link
 from tensorbus.bus._port import Heartbeat, LogInfo, Message, Reader, StreamLimits
@@ -52,7 +53,7 @@ class NatsBus:
         url: str,
         *,
         subjects: Subjects | None = None,
-        creds: str | None = None,
+        auth: NatsAuth | None = None,
         name: str = "tensorbus",
         pending_max: int = 1024,
         deadline: Deadline | None = None,
@@ -64,16 +65,17 @@ class NatsBus:
         Args:
             url: One or more NATS URLs, separated by commas.
             subjects: The subjects' prefix; ``tb`` when ``None``.
-            creds: Path of a NATS credentials file.
-            name: How the server calls this connection.
+            auth: As whom to connect, and whom to trust.
+            name: How the server calls this connection. Its inboxes begin with ``_INBOX_<name>``, so that permissions
+                can confine them.
             pending_max: Appends that may wait for their acknowledgement; further ones fail with OutOfSpaceError.
             deadline: For the first connection; 10 s when ``None``.
 
         Raises:
             UnavailableError: If no server answers; DeniedError: If it refuses the credentials.
-            InvalidArgumentError: If it is older than 2.14, or URL or credentials cannot be used.
+            InvalidArgumentError: If it is older than 2.14, or URL, credentials or certificates cannot be used.
         """
-        link = Link(url, creds=creds, name=name)
+        link = Link(url, auth=auth or NatsAuth(), name=name)
         await link.open(deadline or Deadline(CONNECT_S, what="connecting to NATS"))
         return cls(
             link,

@@ -15,11 +15,12 @@ from typing import Any, Final
 from nats.aio.msg import Msg
 from nats.aio.subscription import Subscription
 
+from tensorbus.bus._link import Refused
 from tensorbus.bus._port import Message
 from tensorbus.bus._position import Position
 from tensorbus.bus._requests import NoStreamError, Requests
 from tensorbus.clock import Deadline
-from tensorbus.errors import DeadlineExceededError, NotFoundError, TensorbusError, UnavailableError
+from tensorbus.errors import DeadlineExceededError, DeniedError, NotFoundError, TensorbusError, UnavailableError
 
 HEARTBEAT_S: Final = 0.5
 SILENCE_S: Final = 2.0
@@ -59,6 +60,8 @@ class NatsReader(Position):
         self._broken = True
         self._closed = False
         self._subscription: Subscription | None = None
+        self._inbox = ""
+        self._denied: DeniedError | None = None
         self._consumer = ""
         self._arrived = 0
         self._expected = 1
@@ -79,14 +82,20 @@ class NatsReader(Position):
         self._broken = True
         self._wake.set()
 
-    def on_refused(self, subject: str) -> None:
-        """A refused request fails by itself, and inboxes of one's own are not refused."""
+    def on_refused(self, refused: Refused) -> None:
+        """A refused request fails by itself; without its inbox or its flow control, a reading would only wait."""
+        flow = f"$JS.FC.{self._stream}.".lower()
+        if refused.means(self._inbox) or refused.subject.lower().startswith(flow):
+            self._denied = DeniedError(f"the server refuses {refused.subject}", subject=refused.subject)
+            self.on_lost()
 
     def __aiter__(self) -> AsyncIterator[list[Message]]:
         return self
 
     async def __anext__(self) -> list[Message]:
         while not self._closed:
+            if self._denied is not None:
+                raise self._denied
             if self._broken:
                 await self._open()
             batch = await self._take()
@@ -166,7 +175,7 @@ class NatsReader(Position):
     async def _make_consumer(self) -> None:
         link, deadline = self._requests.link, Deadline(SILENCE_S, what="the creation of a consumer")
         await link.wait_up(deadline)
-        inbox = link.client.new_inbox()
+        inbox = self._inbox = link.client.new_inbox()
         self._heard_at = asyncio.get_running_loop().time()
         self._subscription = await link.subscribe(inbox, self._on_message)
         config = {

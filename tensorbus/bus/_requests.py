@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from nats.aio.msg import Msg
 
-from tensorbus.bus._link import Link
+from tensorbus.bus._link import Link, Refused
 from tensorbus.bus._port import WrongSequenceError
 from tensorbus.clock import Deadline
 from tensorbus.errors import (
@@ -75,18 +75,32 @@ class Requests:
         self._count = 0
         self._inbox = ""
         self._generation = -1
+        self._deaf = -2
         self._subscribing = asyncio.Lock()
         link.listen(self)
 
     def on_lost(self) -> None:
+        self._deaf = -2  # permissions may have been mended when it comes back
         for entry in self._waiting.values():
             if not entry.future.done():
                 entry.future.set_result(None)
 
-    def on_refused(self, subject: str) -> None:
+    def on_refused(self, refused: Refused) -> None:
+        if self._inbox and refused.means(f"{self._inbox}*"):
+            self._deaf = self._generation
         for entry in self._waiting.values():
-            if entry.subject.lower() == subject and not entry.future.done():
-                entry.future.set_exception(DeniedError(f"the server refuses {entry.subject}", subject=entry.subject))
+            if not entry.future.done() and (self._is_deaf or refused.means(entry.subject)):
+                entry.future.set_exception(self._denied(entry.subject))
+
+    @property
+    def _is_deaf(self) -> bool:
+        """Whether the server does not let us listen to answers on the present connection."""
+        return self._deaf == self._generation
+
+    def _denied(self, subject: str) -> DeniedError:
+        if self._is_deaf:
+            return DeniedError(f"the server refuses our inbox {self._inbox}*, so no answer to {subject} can arrive")
+        return DeniedError(f"the server refuses {subject}", subject=subject)
 
     async def request(
         self,
@@ -115,6 +129,8 @@ class Requests:
                     if doubt.unanswered and not self.link.closed:
                         raise deadline.error() from exc
                     raise
+            if self._is_deaf:
+                raise self._denied(subject)
             reply, sent = await self._attempt(token, subject, data, headers, deadline)
             if reply is not None:
                 return reply

@@ -6,7 +6,7 @@ import resource
 from collections.abc import Awaitable, Callable, Iterator
 from typing import Final
 
-from tensorbus.bus import NatsBus
+from tensorbus.bus import NatsAuth, NatsBus
 from tensorbus.cli._home_checks import check_cards, check_home, check_server, check_up
 from tensorbus.cli._output import size
 from tensorbus.cli._probes import bus_limits, server_info
@@ -72,7 +72,8 @@ async def _nats(settings: Settings, url: str) -> list[Verdict]:
         bus = await NatsBus.connect(
             url,
             subjects=Subjects(settings.subject_prefix),
-            creds=None if settings.nats_creds is None else str(settings.nats_creds),
+            auth=NatsAuth.of(settings),
+            name=settings.nats_user or settings.worker_id or "tensorbus",
             deadline=Deadline(PROBE_S, what=f"connecting to {shown}"),
         )
     except TensorbusError as exc:

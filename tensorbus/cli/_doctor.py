@@ -11,13 +11,13 @@ import click
 
 from tensorbus.cli._checks import check_all
 from tensorbus.cli._errors import EXIT_OTHER
-from tensorbus.cli._options import json_option, takes_flags
+from tensorbus.cli._options import NATS, json_option, takes_flags
 from tensorbus.cli._output import emit_json
 from tensorbus.cli._verdict import State, Verdict
 from tensorbus.config import ENV_PREFIX, Resolved, load
 from tensorbus.errors import InvalidArgumentError
 
-FLAGS: Final = ("home", "host_id", "nats_url", "nats_creds", "subject_prefix", "pool_bytes")
+FLAGS: Final = ("home", "host_id", "nats_url", *NATS, "subject_prefix", "pool_bytes")
 _MARKS: Final = {State.OK: "ok   ", State.WARNING: "note ", State.WRONG: "WRONG"}
 
 

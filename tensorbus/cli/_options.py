@@ -17,11 +17,15 @@ F = TypeVar("F", bound=Callable[..., Any])
 CLIENT: Final = ("home", "host_id", "url", "tenant", "timeout_s")
 """Settings of commands that talk to a worker."""
 
+NATS: Final = ("nats_creds", "nats_nkey_seed", "nats_tls_ca", "nats_tls_cert", "nats_tls_key")
+"""Settings that say as whom to connect to NATS, and whom to trust."""
+
 WORKER: Final = (
     "home",
     "host_id",
     "nats_url",
-    "nats_creds",
+    *NATS,
+    "nats_replicas",
     "subject_prefix",
     "session_ttl_s",
     "heartbeat_s",
@@ -41,6 +45,11 @@ _METAVARS: Final = {
     "url": "URL",
     "nats_url": "URL",
     "nats_creds": "FILE",
+    "nats_nkey_seed": "FILE",
+    "nats_tls_ca": "FILE",
+    "nats_tls_cert": "FILE",
+    "nats_tls_key": "FILE",
+    "nats_replicas": "NUMBER",
     "timeout_s": "SECONDS",
     "session_ttl_s": "SECONDS",
     "heartbeat_s": "SECONDS",

@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, Final, Protocol, TypeVar, cast
 
-from tensorbus.bus import Bus, NatsBus
+from tensorbus.bus import Bus, NatsAuth, NatsBus
 from tensorbus.clock import Deadline
 from tensorbus.errors import (
     DeadlineExceededError,
@@ -46,7 +46,10 @@ def connector(address: BusAddress) -> Callable[[str], Awaitable[FullBus]]:
 
     async def connect(prefix: str) -> FullBus:
         return await NatsBus.connect(
-            address.url, subjects=Subjects(prefix), creds=address.creds, name=f"tensorbus-directory-{os.getpid()}"
+            address.url,
+            subjects=Subjects(prefix),
+            auth=NatsAuth.of(address.settings),
+            name=address.settings.nats_user or f"tensorbus-directory-{os.getpid()}",
         )
 
     return connect

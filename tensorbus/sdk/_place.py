@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Final
 from urllib.parse import urlsplit
 
-from tensorbus.config import load
+from tensorbus.config import Settings, load
 from tensorbus.errors import InvalidArgumentError, UnavailableError
 from tensorbus.transport import WorkerCard, living_workers
 
@@ -35,10 +35,10 @@ class Place:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BusAddress:
-    """Where the bus itself is: NATS URLs, and the path of a credentials file."""
+    """Where the bus itself is: NATS URLs, and the settings that say as whom to connect."""
 
     url: str
-    creds: str | None
+    settings: Settings
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,7 +75,7 @@ def bus_address(flags: Mapping[str, object]) -> BusAddress:
     """
     found = load(flags).settings
     if found.nats_url is not None:
-        return BusAddress(url=found.nats_url, creds=None if found.nats_creds is None else str(found.nats_creds))
+        return BusAddress(url=found.nats_url, settings=found)
     if found.url is not None and flags.get("home") is None:
         raise InvalidArgumentError(
             f'directory="full" reads the bus itself, of which the gateway {found.url} does not tell; '
@@ -89,7 +89,7 @@ def bus_address(flags: Mapping[str, object]) -> BusAddress:
             f"`tensorbus up --home {_typed(found.home)}`, or set TENSORBUS_NATS_URL",
             home=str(found.home),
         ) from exc
-    return BusAddress(url=url, creds=None)
+    return BusAddress(url=url, settings=found)
 
 
 def _typed(word: str | Path) -> str:

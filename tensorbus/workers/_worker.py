@@ -12,7 +12,7 @@ from typing import Any
 from blake3 import blake3
 
 from tensorbus import __version__
-from tensorbus.bus import Bus, NatsBus, provision
+from tensorbus.bus import Bus, NatsAuth, NatsBus, StreamLimits, provision
 from tensorbus.clock import NS_PER_S, Clock, Deadline, SystemClock
 from tensorbus.config import Settings
 from tensorbus.errors import InvalidArgumentError, TensorbusError, UnavailableError
@@ -120,13 +120,14 @@ class Worker:
         bus = await NatsBus.connect(
             bus_url(settings),
             subjects=Subjects(settings.subject_prefix),
-            creds=None if settings.nats_creds is None else str(settings.nats_creds),
+            auth=NatsAuth.of(settings),
             name=self.worker,
             clock=self._clock,
             ids=self._ids,
         )
         stack.push_async_callback(bus.close)
-        await provision(bus, deadline=Deadline(START_S, what="provisioning the streams"))
+        limits = StreamLimits(replicas=settings.nats_replicas)
+        await provision(bus, limits=limits, deadline=Deadline(START_S, what="provisioning the streams"))
         return bus
 
     async def _serve(

@@ -22,7 +22,7 @@ authorization {
   users: [
     { user: admin, password: a }
     { user: w1, password: b, permissions: {
-        publish: ["tb.ev.*.*.w1", "tb.live.*.w1", "$JS.API.STREAM.>"], subscribe: "_INBOX.>" } }
+        publish: ["tb.ev.*.*.w1", "tb.live.*.w1", "$JS.API.STREAM.>"], subscribe: "_INBOX_w1.>" } }
   ]
 }
 """
@@ -47,7 +47,7 @@ async def test_what_the_server_refuses_is_denied_at_once(server: EmbeddedServer)
         await NatsBus.connect(server.url, deadline=soon())
     admin = await NatsBus.connect(url(server, "admin:a"))
     await provision(admin, deadline=soon())
-    bus = await NatsBus.connect(url(server, "w1:b"))
+    bus = await NatsBus.connect(url(server, "w1:b"), name="w1")
     await append(bus, replica_added(), headers(author=W1), deadline=soon())
     async with asyncio.timeout(2):
         with pytest.raises(DeniedError, match=r"replica.*w2"):

@@ -35,6 +35,7 @@ def test_the_public_names() -> None:
         "MemoryBus",
         "MemoryCluster",
         "Message",
+        "NatsAuth",
         "NatsBus",
         "Reader",
         "StreamLimits",

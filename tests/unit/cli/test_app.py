@@ -58,7 +58,7 @@ def test_every_command_has_help_and_json(command: str, capsys: pytest.CaptureFix
 
 
 def test_up_and_worker_take_every_setting_of_theirs() -> None:
-    callers_only = {"url", "tenant", "timeout_s"}
+    callers_only = {"url", "tenant", "timeout_s", "nats_user"}
     for name in ("up", "worker"):
         command = app.cli.get_command(click.Context(app.cli), name)
         assert command is not None
