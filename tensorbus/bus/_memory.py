@@ -259,8 +259,10 @@ class MemoryBus:
         self._up.set()
         self.cluster.wake()
 
-    async def provision(self, *, remembered_seq: int, limits: StreamLimits, deadline: Deadline) -> None:
-        del remembered_seq, deadline
+    async def provision(
+        self, *, remembered_seq: int, limits: StreamLimits, allow_recreate: bool, deadline: Deadline
+    ) -> None:
+        del remembered_seq, allow_recreate, deadline
         self.cluster.limit(limits)
         self.cluster.ensure_live()
 

@@ -94,7 +94,9 @@ class NatsBus:
         """Whether the connection is up right now."""
         return self._link.up
 
-    async def provision(self, *, remembered_seq: int, limits: StreamLimits, deadline: Deadline) -> None:
+    async def provision(
+        self, *, remembered_seq: int, limits: StreamLimits, allow_recreate: bool, deadline: Deadline
+    ) -> None:
         self._limits = limits
         await self._need_jetstream(deadline)
         await ensure_log(
@@ -105,6 +107,7 @@ class NatsBus:
             remembered_seq=remembered_seq,
             deadline=deadline,
         )
+            allow_recreate=allow_recreate,
         await self._ensure_live(deadline)
 
     async def publish(self, subject: str, data: bytes, *, headers: Mapping[str, str], deadline: Deadline) -> int:

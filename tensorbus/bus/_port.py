@@ -206,7 +206,9 @@ class Bus(Protocol):
         """The live stream's present values, then each change, for as long as the context is open."""
         ...
 
-    async def provision(self, *, remembered_seq: int, limits: StreamLimits, deadline: Deadline) -> None:
+    async def provision(
+        self, *, remembered_seq: int, limits: StreamLimits, allow_recreate: bool, deadline: Deadline
+    ) -> None:
         """See :func:`tensorbus.bus.provision`."""
         ...
 

@@ -72,6 +72,7 @@ class EmbeddedServer:
         name: How the server calls itself.
         port: The port to listen on; the one of the last time, or any free one, when ``None``.
         start_timeout_s: How long a start may take; a large log is read at start.
+        extra: Lines added to its configuration, such as users, TLS, or the cluster that it is a member of.
     """
 
     def __init__(
@@ -81,9 +82,11 @@ class EmbeddedServer:
         name: str = "tensorbus",
         port: int | None = None,
         start_timeout_s: float = 30.0,
+        extra: str = "",
         clock: Clock | None = None,
     ) -> None:
         self.home = Path(home)
+        self._extra = extra
         self._name = name
         self._port = port
         self._start_timeout_s = start_timeout_s
@@ -111,11 +114,21 @@ class EmbeddedServer:
         return self._process.pid if self._process is not None and self._process.poll() is None else None
 
     @property
+    def monitor(self) -> str:
+        """Address of its monitoring port; known once it has started."""
+        if not self._monitor:
+            raise UnavailableError(f"the NATS server in {self.home} has not been started")
+        return self._monitor
+
+    @property
     def log_path(self) -> Path:
         return self.home / "nats.log"
 
-    def start(self) -> None:
+    def start(self, *, wait: bool = True) -> None:
         """Start and wait until it is healthy. Does nothing if it runs.
+
+        Args:
+            wait: Whether to wait for its health; a member of a cluster is not well before a majority is there.
 
         Raises:
             ConflictError: If another server lives in the directory.
@@ -131,15 +144,21 @@ class EmbeddedServer:
         try:
             asked = self._port if self._port is not None else _read_port(self.home / STATE_FILE)
             try:
-                self._launch(lock, asked)
+                self._launch(lock, asked, wait=wait)
             except UnavailableError:
                 if asked is None or self._port is not None or "address already in use" not in self._log_tail():
                     raise
-                self._launch(lock, None)  # another program took the port meanwhile
+                self._launch(lock, None, wait=wait)  # another program took the port meanwhile
         except OSError as exc:
             raise _from_os(exc, self.home) from exc
         finally:
             os.close(lock)  # from now on only the server holds it, so it is free exactly when the server is gone
+
+    def kill(self) -> None:
+        """End it hard (SIGKILL), as a crash would. Does nothing if it does not run."""
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
 
     def stop(self, *, timeout_s: float = 10.0) -> None:
         """End the server, politely first. Does nothing if it does not run."""
@@ -201,11 +220,12 @@ class EmbeddedServer:
             else:
                 return fd
 
-    def _launch(self, lock: int, port: int | None) -> None:
+    def _launch(self, lock: int, port: int | None, *, wait: bool) -> None:
         config, ports = self.home / "nats.conf", self.home / "ports"
         shutil.rmtree(ports, ignore_errors=True)
         ports.mkdir()
-        config.write_text(_config(self.home, name=self._name, port=-1 if port is None else port), encoding="utf-8")
+        text = _config(self.home, name=self._name, port=-1 if port is None else port)
+        config.write_text(f"{text}{self._extra}\n", encoding="utf-8")
         with contextlib.suppress(FileNotFoundError):
             self.log_path.unlink()
         command = [str(find_binary()), "-c", str(config)]
@@ -214,13 +234,13 @@ class EmbeddedServer:
         os.ftruncate(lock, 0)
         os.pwrite(lock, f"{self._process.pid}\n".encode(), 0)
         try:
-            self._await_health(ports / f"nats-server_{self._process.pid}.ports")
+            self._await_health(ports / f"nats-server_{self._process.pid}.ports", wait=wait)
         except BaseException:
             self.stop()
             raise
         _write_atomically(self.home / STATE_FILE, json.dumps({"port": self._port, "monitor": self._monitor}))
 
-    def _await_health(self, ports_file: Path) -> None:
+    def _await_health(self, ports_file: Path, *, wait: bool) -> None:
         assert self._process is not None
         deadline, health, known = Deadline(self._start_timeout_s, what="the start of nats-server"), "no answer", False
         while deadline.left():
@@ -229,7 +249,7 @@ class EmbeddedServer:
             if not known and (found := _read_ports(ports_file)) is not None:
                 self._port, self._monitor = found
                 known = True
-            if known and (health := self.problem()) == "":
+            if known and (not wait or (health := self.problem()) == ""):
                 return
             threading.Event().wait(POLL_S)
         raise self._failed(f"was not healthy within {self._start_timeout_s} s: {health}")

@@ -100,9 +100,16 @@ class SimBus:
         with self._pump(self._beats(), inbox, split=lambda beat: [beat]):
             yield inbox
 
-    async def provision(self, *, remembered_seq: int, limits: StreamLimits, deadline: Deadline) -> None:
+    async def provision(
+        self, *, remembered_seq: int, limits: StreamLimits, allow_recreate: bool, deadline: Deadline
+    ) -> None:
         def provide() -> Awaitable[None]:
-            return self._inner.provision(remembered_seq=remembered_seq, limits=limits, deadline=Deadline(REQUEST_S))
+            return self._inner.provision(
+                remembered_seq=remembered_seq,
+                limits=limits,
+                allow_recreate=allow_recreate,
+                deadline=Deadline(REQUEST_S),
+            )
 
         await self._ask(provide, deadline)
 

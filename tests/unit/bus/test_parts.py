@@ -17,7 +17,7 @@ from tensorbus.bus._memory_stream import MemoryStream, matches
 from tensorbus.bus._nats import parse_headers, parse_stored, parse_time
 from tensorbus.bus._reader import parse
 from tensorbus.bus._requests import NoStreamError, translate
-from tensorbus.bus._streams import _mismatch
+from tensorbus.bus._streams import mismatch
 from tensorbus.clock import Deadline
 from tensorbus.errors import CorruptError, InvalidArgumentError, NotFoundError, OutOfSpaceError, UnavailableError
 
@@ -132,9 +132,9 @@ def test_a_stream_that_loses_facts_is_not_used() -> None:
         "subjects": ["a", "b"], "storage": "file", "retention": "limits", "discard": "new", "max_age": 0,
         "max_msgs": -1, "max_msgs_per_subject": -1,
     }  # fmt: skip
-    assert _mismatch({**wanted, "max_msgs_per_subject": 0, "subjects": ["b", "a"], "max_bytes": 5}, wanted) is None
+    assert mismatch({**wanted, "max_msgs_per_subject": 0, "subjects": ["b", "a"], "max_bytes": 5}, wanted) is None
     for change in ({"discard": "old"}, {"max_age": 5}, {"max_msgs": 10}, {"subjects": ["a"]}, {"sealed": True}):
-        assert _mismatch({**wanted, **change}, wanted) is not None
+        assert mismatch({**wanted, **change}, wanted) is not None
 
 
 @given(st.lists(st.tuples(st.sampled_from("abc"), st.sampled_from("xyz")), max_size=30), st.integers(0, 40))
