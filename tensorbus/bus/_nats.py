@@ -105,9 +105,9 @@ class NatsBus:
             limits,
             clock=self._clock,
             remembered_seq=remembered_seq,
+            allow_recreate=allow_recreate,
             deadline=deadline,
         )
-            allow_recreate=allow_recreate,
         await self._ensure_live(deadline)
 
     async def publish(self, subject: str, data: bytes, *, headers: Mapping[str, str], deadline: Deadline) -> int:
