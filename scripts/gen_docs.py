@@ -51,6 +51,8 @@ def type_name(hint: Any) -> str:
         return f"{hint.__name__} ({type_name(hint.__supertype__)})"
     if isinstance(hint, types.UnionType):
         return " or ".join("null" if arg is types.NoneType else type_name(arg) for arg in hint.__args__)
+    if typing.get_origin(hint) is typing.Literal:
+        return " or ".join(f'"{choice}"' for choice in typing.get_args(hint))
     if typing.get_origin(hint) is tuple:
         return f"list of {type_name(typing.get_args(hint)[0])}"
     if isinstance(hint, type) and (issubclass(hint, StrEnum) or dataclasses.is_dataclass(hint)):
@@ -74,7 +76,8 @@ def about(cls: Any) -> tuple[Aggregate, str]:
     sample = {field.name: f"<{field.name}>" for field in dataclasses.fields(cls) if field.name != "type"}
     found = aggregate_of(cls(**sample))
     for name, value in sample.items():
-        if found in {aggregate(found.kind, tenant, value) for tenant in ("", sample.get("tenant", ""))}:
+        named = {aggregate(found.kind, tenant, value) for tenant in ("", sample.get("tenant", ""))}
+        if found in {*named, Aggregate(found.kind, value)}:
             return found, name
     raise ValueError(f"no field of {cls.__name__} names its aggregate")
 
@@ -92,9 +95,13 @@ def parts(cls: type) -> Iterator[type]:
 
 def event_section(cls: type) -> str:
     found, name = about(cls)
-    written = "contested: compared and appended on" if found.contested else "of one author:"
-    subject = f"`tb.ev.{found.kind}.<{name}>.{'*' if found.contested else '<author>'}`"
-    return f"## {cls.__name__}\n\n{summary(cls)}\n\nKind `{found.kind}`, {written} {subject}\n\n{field_table(cls)}\n"
+    place = f"tb.{'snap' if found.kind == 'snap' else f'ev.{found.kind}'}.<{name}>"
+    written = f"of one author: `{place}.<author>`"
+    if found.contested:
+        written = f"contested: compared and appended on `{place}.*`"
+    elif found.fenced:
+        written = f"only by who has the role: `{place}.<author>`, appended on `tb.ev.role.store.*` under its token"
+    return f"## {cls.__name__}\n\n{summary(cls)}\n\nKind `{found.kind}`, {written}\n\n{field_table(cls)}\n"
 
 
 def part_section(cls: type) -> str:

@@ -314,6 +314,10 @@ class CallerLeaseEnded:
     number: int
 
 
+StreamName = Literal["TB", "TB_PAGES", "TB_PLANS"]
+"""A stream by its name without the prefix's mark."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoleGranted:
     """The author's incarnation took a role that one worker at a time may have; this fact's sequence is its token.
@@ -323,7 +327,7 @@ class RoleGranted:
     """
 
     type: Literal["RoleGranted"] = "RoleGranted"
-    role: str
+    role: Literal["store"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -339,7 +343,7 @@ class SnapshotTaken:
     """
 
     type: Literal["SnapshotTaken"] = "SnapshotTaken"
-    what: str
+    what: Literal["directory"]
     upto: int
     fold: int
     state_hash: str
@@ -361,7 +365,7 @@ class Archived:
     """
 
     type: Literal["Archived"] = "Archived"
-    stream: str
+    stream: StreamName
     first: int
     last: int
     count: int
@@ -383,7 +387,7 @@ class LogPurged:
     """
 
     type: Literal["LogPurged"] = "LogPurged"
-    stream: str
+    stream: StreamName
     upto: int
     snapshot: int
     forget: int
@@ -395,7 +399,7 @@ class PurgeCompleted:
     """An announced purge was carried out; folds forget what ended at or before ``forget``."""
 
     type: Literal["PurgeCompleted"] = "PurgeCompleted"
-    stream: str
+    stream: StreamName
     upto: int
     forget: int
 
@@ -412,7 +416,7 @@ class LogTruncated:
     """
 
     type: Literal["LogTruncated"] = "LogTruncated"
-    stream: str
+    stream: StreamName
     seq: int
     event_id: str
     last: int
@@ -423,7 +427,7 @@ class FoldRaised:
     """From here on all folds of the stream use that version; a program that does not know it stops."""
 
     type: Literal["FoldRaised"] = "FoldRaised"
-    stream: str
+    stream: StreamName
     version: int
 
 

@@ -152,6 +152,10 @@ class Subjects:
     def blob(self, digest: str, chunk: int, author: WorkerId) -> str:
         return f"{self.prefix}.blob.{digest}.{chunk}.{author}"
 
+    def rpc(self, name: str) -> str:
+        """Where a question of that name is asked, outside of the streams."""
+        return f"{self.prefix}.rpc.{name}"
+
     def live(self, incarnation: str, worker: WorkerId) -> str:
         return f"{self.prefix}.live.{incarnation}.{worker}"
 

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 from tensorbus.errors import FencedError
-from tensorbus.events import STORE_ROLE, Aggregate, Event, LogTruncated, RoleGranted
+from tensorbus.events import STORE_ROLE, Aggregate, Event, LogTruncated, RoleGranted, StreamName
 from tensorbus.ids import EventId, Incarnation, WorkerId
 from tensorbus.lifecycle._directory import Directory
 from tensorbus.lifecycle._records import RoleLease
 
 
-def take_role(state: Directory, *, role: str, worker: WorkerId, incarnation: Incarnation) -> Event | RoleLease:
+def take_role(
+    state: Directory, *, role: Literal["store"], worker: WorkerId, incarnation: Incarnation
+) -> Event | RoleLease:
     """Take a role for a worker's incarnation, unless a living one has it: then that one's lease."""
     held = state.roles.get(role)
     if held is not None and state.is_live(held.worker, held.incarnation) and held.token == role_token(state, role):
@@ -32,7 +36,7 @@ def as_keeper(state: Directory, fact: Event, *, worker: WorkerId, incarnation: I
     return fact
 
 
-def note_truncation(state: Directory, *, stream: str, seq: int, event_id: EventId, last: int) -> Event | None:
+def note_truncation(state: Directory, *, stream: StreamName, seq: int, event_id: EventId, last: int) -> Event | None:
     """Record that a remembered fact is gone; ``None`` if the log says already that it lost what was there."""
     if state.log.truncated_from and state.log.truncated_from <= seq <= state.log.truncated_to:
         return None

@@ -9,12 +9,16 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Iterator
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from tensorbus.events import (
+    STORE_ROLE,
     AnyRecorded,
     DestroyReason,
+    FoldRaised,
+    RoleGranted,
     SessionEnd,
     SessionEnded,
     Tier,
@@ -24,7 +28,7 @@ from tensorbus.events import (
     encode,
     headers_to_wire,
 )
-from tensorbus.lifecycle import Directory
+from tensorbus.lifecycle import Directory, LogState
 from tests.unit.lifecycle import history as h
 
 HERE = Path(__file__).parent
@@ -65,6 +69,10 @@ def outcome(state: Directory) -> dict[str, Any]:
         },
         "keys": {f"{tenant}/{name}": [key.artifact, key.gone] for (tenant, name), key in state.keys.items()},
         "series": {f"{t}/{name}": [s.last, sorted(s.versions)] for (t, name), s in state.series.items()},
+        **(
+            {"roles": {r.role: [r.worker, r.incarnation, r.token] for r in state.roles.values()}} if state.roles else {}
+        ),
+        **({"log": asdict(state.log)} if state.log != LogState() else {}),
         "orphans": {f"{tenant}/{artifact}": by for (tenant, artifact), by in state.orphans.items()},
         "dropped": state.dropped,
         "gaps": state.gaps,
@@ -101,7 +109,24 @@ def history() -> h.Log:
     log.append(h.put(h.Y, h.D2), skip=7)
     log.open(h.W1, h.SECOND)
     log.append(h.put(h.ArtifactId("late")), h.W1, h.FIRST)
+    _kept(log)
     return log
+
+
+def _kept(log: h.Log) -> None:
+    """What the store says: archive, snapshot, purge; what it loses; a fold that is not known yet."""
+    log.append(RoleGranted(role=STORE_ROLE), h.W1, h.SECOND)
+    upto = log.state.seq
+    log.append(h.archived(1, upto), h.W1, h.SECOND)
+    log.append(h.archived(upto + 2, upto + 3), h.W1, h.SECOND)
+    log.append(h.snapshot(upto), h.W1, h.SECOND)
+    log.append(h.purge(upto, upto), h.W1, h.SECOND)
+    log.append(h.purge(upto + 1, upto), h.W1, h.FIRST)
+    log.append(h.truncated(log.state.seq + 5, log.state.seq), h.W1, h.SECOND)
+    log.append(h.purged(upto, upto), h.W1, h.SECOND)
+    log.append(FoldRaised(stream="TB", version=1), h.W1, h.SECOND)
+    log.append(FoldRaised(stream="TB", version=4096), h.W1, h.SECOND)
+    log.append(h.put(h.ArtifactId("after")), h.W1, h.SECOND)
 
 
 def _refused(log: h.Log) -> None:

@@ -56,8 +56,8 @@ def test_every_fact_has_a_subject_of_plain_tokens_that_parses_back(event: Event)
     about = aggregate_of(event)
     subject = SUBJECTS.fact(about, h.W1)
     assert SUBJECTS.parse(subject) == (about, h.W1)
-    assert len(subject.split(".")) == 5
-    assert set(about.token) <= set("abcdefghijklmnopqrstuvwxyz234567")
+    assert len(subject.split(".")) == (4 if about.kind == "snap" else 5)
+    assert set(about.token) <= set("abcdefghijklmnopqrstuvwxyz234567TB_PAGELNS")
     assert SUBJECTS.fence(about) == subject.removesuffix("w1") + "*"
 
 
@@ -78,13 +78,18 @@ def test_every_fact_has_a_subject_of_plain_tokens_that_parses_back(event: Event)
         (h.dropped(1), "replica"),
         (h.granted(1), "clease"),
         (h.released(1), "clease"),
+        (h.snapshot(), "snap"),
+        (h.archived(), "archive"),
+        (h.purge(), "purge"),
+        (h.purged(), "purge"),
+        (h.truncated(), "trunc"),
     ],
     ids=lambda value: getattr(value, "type", value),
 )
 def test_facts_of_one_thing_share_its_aggregate(event: Event, kind: str) -> None:
     about = aggregate_of(event)
     assert about.kind == kind
-    assert about.contested == (not hasattr(event, "number"))  # else its author's running number orders it
+    assert (about.guard is None) == hasattr(event, "number")  # else its author's running number orders it
 
 
 def test_names_that_differ_in_one_byte_or_only_in_kind_or_tenant_never_share_a_subject() -> None:
@@ -102,7 +107,9 @@ def test_names_that_differ_in_one_byte_or_only_in_kind_or_tenant_never_share_a_s
         "tb.ev.artifact.a",
         "tb.ev.artifact.a.w1.more",
         "xx.ev.artifact.a.w1",
-        "tb.snap.a.b",
+        "tb.snap.a",
+        "tb.snap.a.b.c",
+        "tb.blob.a.b.c",
     ],
 )
 def test_what_is_no_subject_of_a_fact_is_refused(subject: str) -> None:

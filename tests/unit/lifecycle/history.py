@@ -9,7 +9,9 @@ from typing import Any
 from hypothesis import strategies as st
 
 from tensorbus.events import (
+    STORE_ROLE,
     AnyRecorded,
+    Archived,
     ArtifactDestroyed,
     ArtifactDigested,
     ArtifactPut,
@@ -20,18 +22,24 @@ from tensorbus.events import (
     DestroyReason,
     DropReason,
     Event,
+    FoldRaised,
     Headers,
     KeyBound,
     KeyUnbound,
     LeaseEnd,
     LeasePurpose,
+    LogPurged,
+    LogTruncated,
     ManifestRef,
+    PurgeCompleted,
     Recorded,
     ReplicaAdded,
     ReplicaDropped,
+    RoleGranted,
     SessionEnd,
     SessionEnded,
     SessionOpened,
+    SnapshotTaken,
     Tier,
     UnknownEvent,
     VersionPublished,
@@ -67,6 +75,7 @@ class Log:
         expected: int | None = -1,
         subject: str | None = None,
         skip: int = 0,
+        token: int | None = None,
     ) -> Verdict:
         """Put a message on the log and fold it. ``expected=-1`` names the aggregate's head, as it should."""
         if isinstance(event, UnknownEvent):
@@ -75,10 +84,16 @@ class Log:
             about = aggregate_of(event)
             subject = subject or self.state.subjects.fact(about, author)
             if expected == -1:
-                expected = self.state.head(about) if about.contested else None
+                expected = None if about.guard is None else self.state.head(about.guard)
+            token = (expected or 0) if about.fenced and token is None else token
         seq = self.state.seq + 1 + skip
         headers = Headers(
-            event_id=EventId(f"{seq:032x}"), author=author, incarnation=incarnation, principal="me", expected=expected
+            event_id=EventId(f"{seq:032x}"),
+            author=author,
+            incarnation=incarnation,
+            principal="me",
+            token=token or 0,
+            expected=expected,
         )
         message: Any = Recorded(seq, 1_000 * seq, subject, headers, event)
         self.messages.append(message)
@@ -185,6 +200,27 @@ def digest_known(artifact: ArtifactId = X, digest: str = D1) -> ArtifactDigested
     return ArtifactDigested(tenant=T, artifact=artifact, digest=digest, manifest=MANIFEST)
 
 
+def snapshot(upto: int = 5) -> SnapshotTaken:
+    blob = BlobRef(digest="cd" * 32, nbytes=900, chunks=1, author=W1)
+    return SnapshotTaken(what="directory", upto=upto, fold=1, state_hash="ef" * 32, blob=blob)
+
+
+def archived(first: int = 1, last: int = 4) -> Archived:
+    return Archived(stream="TB", first=first, last=last, count=3, file="TB/1-4.parquet", digest="01" * 32, nbytes=512)
+
+
+def purge(upto: int = 4, forget: int = 0) -> LogPurged:
+    return LogPurged(stream="TB", upto=upto, snapshot=5, forget=forget, delay_ns=600_000_000_000)
+
+
+def purged(upto: int = 4, forget: int = 0) -> PurgeCompleted:
+    return PurgeCompleted(stream="TB", upto=upto, forget=forget)
+
+
+def truncated(seq: int = 3, last: int = 2) -> LogTruncated:
+    return LogTruncated(stream="TB", seq=seq, event_id="f" * 32, last=last)
+
+
 # -- random histories: few names, so that they meet; mostly good manners, so that they get somewhere ----------------
 
 workers = st.sampled_from((W1, W2))
@@ -213,7 +249,25 @@ facts: tuple[st.SearchStrategy[Event], ...] = (
     st.builds(opened, workers, incarnations),
     st.builds(ended, workers, incarnations),
 )
-WRONGS = ("number", "expected 0", "expected none", "another author", "another aggregate", "none of ours", "life")
+store_facts: tuple[st.SearchStrategy[Event], ...] = (
+    st.just(RoleGranted(role=STORE_ROLE)),
+    st.builds(snapshot, st.integers(0, 40)),
+    st.builds(archived, st.integers(0, 9), st.integers(9, 40)),
+    st.builds(purge, st.integers(0, 40), st.integers(0, 40)),
+    st.builds(purged, st.integers(0, 40), st.integers(0, 40)),
+    st.builds(truncated, st.integers(0, 9), st.integers(0, 40)),
+)
+raised: st.SearchStrategy[Event] = st.builds(FoldRaised, stream=st.just("TB"), version=st.sampled_from((1, 2)))
+WRONGS = (
+    "number",
+    "expected 0",
+    "expected none",
+    "another author",
+    "another aggregate",
+    "none of ours",
+    "life",
+    "token",
+)
 
 
 @dataclass(frozen=True)
@@ -229,7 +283,15 @@ class Step:
 steps = st.builds(
     Step,
     event=st.one_of(
-        *facts, *facts[:10], facts[5], facts[6], facts[9], st.builds(UnknownEvent, st.just("FromTheFuture"))
+        *facts,
+        *facts[:10],
+        *facts,
+        facts[5],
+        facts[6],
+        facts[9],
+        *store_facts,
+        store_facts[4],
+        st.one_of(raised, st.builds(UnknownEvent, st.just("FromTheFuture"))),
     ),
     author=workers,
     wrong=st.sampled_from(("",) * 30 + WRONGS),
@@ -245,6 +307,7 @@ def write(history: list[Step]) -> Log:
     log.append(put())
     log.append(put(Y, None), W2)
     log.append(registered(D1, D1))
+    log.append(RoleGranted(role=STORE_ROLE))
     for step in history:
         _write(log, step)
     return log
@@ -253,14 +316,18 @@ def write(history: list[Step]) -> Log:
 def _write(log: Log, step: Step) -> None:
     event, state = step.event, log.state
     author = event.worker if isinstance(event, SessionOpened) else step.author
-    session = state.sessions[author]
-    incarnation = event.incarnation if isinstance(event, SessionOpened) else session.incarnation
+    session = state.sessions.get(author)  # none, if its end was forgotten
+    incarnation = FIRST if session is None else session.incarnation
+    if isinstance(event, SessionOpened):
+        incarnation = event.incarnation
     if step.wrong != "number":
-        event = in_line(event, state, session.number + 1)
+        event = in_line(event, state, session.number + 1 if session else 1)
     if step.wrong == "life":
         incarnation = Incarnation("3" * 16)
     expected = {"expected 0": 0, "expected none": None}.get(step.wrong, -1)
-    log.append(event, author, incarnation, expected=expected, subject=_bent(event, state, step), skip=step.skip)
+    token = 7 if step.wrong == "token" else None
+    bent = _bent(event, state, step)
+    log.append(event, author, incarnation, expected=expected, subject=bent, skip=step.skip, token=token)
 
 
 def in_line(event: Event | UnknownEvent, state: Directory, number: int) -> Event | UnknownEvent:
@@ -269,6 +336,10 @@ def in_line(event: Event | UnknownEvent, state: Directory, number: int) -> Event
     if isinstance(event, VersionPublished):
         series = state.one_series(T, event.name)
         return replace(event, version=series.last + 1 if series else 1)
+    if isinstance(event, Archived) and state.log.archived:
+        return replace(event, first=state.log.archived + 1, last=state.log.archived + event.last)
+    if isinstance(event, PurgeCompleted) and state.log.announced:
+        return replace(event, upto=state.log.announced.upto, forget=state.log.announced.forget)
     return event
 
 

@@ -13,8 +13,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tensorbus.errors import CorruptError
-from tensorbus.events import EVENT_TYPES, Event, Recorded, aggregate_of, decode_body, encode
-from tensorbus.lifecycle import Directory
+from tensorbus.events import (
+    EVENT_TYPES,
+    Aggregate,
+    AnyRecorded,
+    Event,
+    PurgeCompleted,
+    Recorded,
+    aggregate_of,
+    decode_body,
+    encode,
+)
+from tensorbus.lifecycle import Directory, forgettable
 from tensorbus.projections import LiveDirectory
 from tests.unit.lifecycle.history import FIRST, W1, W2, Log, batches, bound, everything, fold, histories, put
 
@@ -67,15 +77,37 @@ def test_after_every_message_all_indexes_agree_and_heads_only_grow(log: Log) -> 
     state = Directory()
     for message in log.messages:
         heads = dict(state.heads)
-        state.apply(message)
+        forgotten = apply_and_forget(state, message)
         state.validate()
-        assert all(state.heads[about] >= seq for about, seq in heads.items())
+        assert all(state.heads[about] >= seq for about, seq in heads.items() if about not in forgotten)
+        assert not forgotten & state.heads.keys()
+
+
+def apply_and_forget(state: Directory, message: AnyRecorded) -> set[Aggregate]:
+    """Fold a message; the aggregates whose messages are gone from the server once it was said."""
+    found = forgettable(state, message.event.forget) if isinstance(message.event, PurgeCompleted) else []
+    return {about for _, about in found} if state.apply(message).kept else set()
+
+
+@given(histories)
+def test_what_is_forgotten_is_gone_and_what_lives_is_not(log: Log) -> None:
+    state = Directory()
+    for message in log.messages:
+        living = {where for where, record in state.artifacts.items() if record.live}
+        named = {where for where, key in state.keys.items() if key.artifact is not None}
+        state.apply(message)
+        if isinstance(message.event, PurgeCompleted):
+            assert living <= state.artifacts.keys()
+            assert named <= state.keys.keys()
 
 
 @given(histories)
 def test_a_head_is_the_last_message_on_its_fence_as_the_server_sees_it(log: Log) -> None:
-    on_fence = {}
+    on_fence: dict[Aggregate, int] = {}
+    state = Directory()
     for message in log.messages:
+        for about in apply_and_forget(state, message):
+            on_fence.pop(about, None)
         if message.subject.startswith("tb.ev."):
             on_fence[log.state.subjects.parse(message.subject)[0]] = message.seq
     assert log.state.heads == {about: seq for about, seq in on_fence.items() if about.contested}
@@ -178,7 +210,7 @@ def test_the_random_histories_meet_every_fact_and_every_verdict() -> None:
     """A generator that never gets anywhere proves nothing: each fact must be kept, each reason given, somewhere."""
     kept, reasons = set(), set()
 
-    @settings(max_examples=250, derandomize=True, database=None)
+    @settings(max_examples=400, derandomize=True, database=None)
     @given(histories)
     def look(log: Log) -> None:
         state = Directory()
@@ -190,5 +222,16 @@ def test_the_random_histories_meet_every_fact_and_every_verdict() -> None:
 
     look()
     assert kept == set(EVENT_TYPES)
-    words = {"fenced", "sequence", "conflict", "destroyed", "missing", "held", "duplicate", "unknown", "subject"}
+    words = {
+        "fenced",
+        "sequence",
+        "conflict",
+        "destroyed",
+        "missing",
+        "held",
+        "duplicate",
+        "unknown",
+        "subject",
+        "fold",
+    }
     assert reasons == words | {""}

@@ -1,0 +1,176 @@
+"""Who keeps the log, what its keeper may say, and what is forgotten with a purge."""
+
+from __future__ import annotations
+
+import pytest
+
+from tensorbus.errors import FencedError
+from tensorbus.events import STORE_ROLE, Aggregate, FoldRaised, RoleGranted, SnapshotTaken, Subjects
+from tensorbus.ids import EventId
+from tensorbus.lifecycle import Directory, RoleLease, forgettable, log_rules
+from tests.unit.lifecycle import history as h
+
+GRANT = RoleGranted(role=STORE_ROLE)
+
+
+def kept_by(worker: h.WorkerId = h.W1) -> h.Log:
+    log = h.Log()
+    log.open(h.W1)
+    log.open(h.W2)
+    assert log.append(GRANT, worker).kept
+    return log
+
+
+def test_subjects_of_the_logs_own_facts() -> None:
+    subjects = Subjects()
+    places = {
+        subjects.fact(fact_about, h.W1): subjects.fence(fact_about.guard or fact_about)
+        for fact_about in (Aggregate("role", "store"), Aggregate("snap", "directory"), Aggregate("purge", "TB"))
+    }
+    assert places == {
+        "tb.ev.role.store.w1": "tb.ev.role.store.*",
+        "tb.snap.directory.w1": "tb.ev.role.store.*",
+        "tb.ev.purge.TB.w1": "tb.ev.role.store.*",
+    }
+    assert subjects.parse("tb.snap.directory.w1") == (Aggregate("snap", "directory"), "w1")
+
+
+def test_the_sequence_of_the_last_grant_is_the_token() -> None:
+    log = kept_by()
+    first = log.state.roles[STORE_ROLE]
+    assert first == RoleLease(STORE_ROLE, h.W1, h.FIRST, log.state.seq)
+    assert log.append(GRANT, h.W2, expected=None).kept, "a grant counts whatever its headers say"
+    assert log.state.roles[STORE_ROLE].token == log.state.seq > first.token
+    assert log_rules.role_token(log.state, STORE_ROLE) == log.state.seq
+
+
+@pytest.mark.parametrize("bent", ["worker", "incarnation", "token", "expected", "older token"])
+def test_only_the_holder_under_its_token_keeps_the_log(bent: str) -> None:
+    log = kept_by()
+    token = log.state.seq
+    given = {
+        "worker": {"author": h.W2},
+        "incarnation": {"incarnation": h.SECOND},
+        "token": {"token": 7},
+        "expected": {"expected": 7},
+        "older token": {"expected": token - 1, "token": token - 1},
+    }[bent]
+    verdict = log.append(h.archived(), **given)  # type: ignore[arg-type]
+    assert (verdict.kept, verdict.why) == (False, "fenced")
+    assert log.append(h.archived()).kept
+    assert log.append(GRANT, h.W2).kept
+    assert log.append(h.purge(), expected=token, token=token).why == "fenced"
+
+
+def test_a_message_on_the_roles_subject_that_is_no_grant_ends_the_token_too() -> None:
+    """The server compares with it, so nothing would be taken any more under the old one."""
+    log = kept_by()
+    log.append(h.put(), subject="tb.ev.role.store.w1")
+    token = log.state.roles[STORE_ROLE].token
+    assert log.append(h.archived(), expected=token, token=token).why == "fenced"
+    assert isinstance(log_rules.take_role(log.state, role=STORE_ROLE, worker=h.W1, incarnation=h.FIRST), RoleGranted)
+
+
+def test_the_role_can_be_taken_once_its_holders_session_has_ended() -> None:
+    log = kept_by()
+
+    def ask() -> object:
+        return log_rules.take_role(log.state, role=STORE_ROLE, worker=h.W2, incarnation=h.FIRST)
+
+    assert ask() == log.state.roles[STORE_ROLE]
+    log.append(h.ended(h.W1), h.W2)
+    assert ask() == GRANT
+
+
+def test_a_keeper_that_was_replaced_is_told_by_whom() -> None:
+    log = kept_by()
+    assert log_rules.as_keeper(log.state, h.purge(), worker=h.W1, incarnation=h.FIRST) == h.purge()
+    log.append(GRANT, h.W2)
+    with pytest.raises(FencedError, match="w2"):
+        log_rules.as_keeper(log.state, h.purge(), worker=h.W1, incarnation=h.FIRST)
+
+
+def test_archive_files_follow_each_other() -> None:
+    log = kept_by()
+    assert log.append(h.archived(1, 4)).kept
+    assert log.append(h.archived(6, 9)).why == "conflict"
+    assert log.append(h.archived(1, 4)).why == "duplicate"
+    assert log.append(h.archived(5, 9)).kept
+    assert (log.state.log.archive_first, log.state.log.archived) == (1, 9)
+
+
+def test_a_purge_is_announced_carried_out_and_goes_only_forward() -> None:
+    log = kept_by()
+    assert log.append(h.purged(4)).why == "missing"
+    assert log.append(h.purge(4)).kept
+    assert log.state.log.purged == 0
+    assert log.append(h.purged(4)).kept
+    assert log.append(h.purged(4)).why == "duplicate"
+    assert log.append(h.purge(3)).why == "duplicate"
+    assert log.state.log.purged == 4
+
+
+def test_what_ended_long_ago_is_forgotten_and_its_id_is_free_again() -> None:
+    log = kept_by()
+    log.append(h.put(h.X, h.D1))
+    log.append(h.bound("k", h.X))
+    log.append(h.published(1, h.X))
+    log.append(h.put(h.Y, None))
+    log.append(h.destroyed(h.X))
+    upto = log.state.seq
+    log.append(h.put(h.D1, h.D1))
+    log.append(h.purge(upto, upto))
+    names = {touched.name for touched, _ in forgettable(log.state, upto)}
+    assert names == {"x", "k"}
+    assert log.append(h.purged(upto, upto)).kept
+    assert (h.T, h.X) not in log.state.artifacts
+    assert (h.T, "k") not in log.state.keys
+    assert log.state.series[h.T, "policy"].last == 1, "a version number is never given twice"
+    assert log.append(h.put(h.X, h.D2), expected=0).kept
+    log.state.validate()
+
+
+def test_what_was_heard_of_since_is_not_forgotten() -> None:
+    log = kept_by()
+    log.append(h.put(h.X, h.D1))
+    log.append(h.destroyed(h.X))
+    upto = log.state.seq
+    log.append(h.put(h.X, h.D2))  # dropped, and on its subject all the same
+    log.append(h.purge(upto, upto))
+    log.append(h.purged(upto, upto))
+    assert (h.T, h.X) in log.state.artifacts
+
+
+def test_a_loss_is_recorded_once() -> None:
+    log = kept_by()
+
+    def note(seq: int) -> object:
+        return log_rules.note_truncation(log.state, stream="TB", seq=seq, event_id=EventId("f" * 32), last=10)
+
+    fact = note(20)
+    assert fact is not None
+    assert log.append(fact).kept  # type: ignore[arg-type]
+    assert log.state.log.truncations == 1
+    assert note(15) is None
+    assert note(20) is None
+
+
+def test_a_fold_that_is_not_known_stops_the_reader() -> None:
+    log = kept_by()
+    assert log.append(FoldRaised(stream="TB", version=1)).why == "duplicate"
+    assert log.append(FoldRaised(stream="TB", version=2)).kept
+    verdict = log.append(h.put())
+    assert (verdict.kept, verdict.why) == (False, "fold")
+    assert log.state.degraded
+
+
+def test_a_snapshot_changes_no_state() -> None:
+    log = kept_by()
+    before = log.state.hash()
+    assert isinstance(h.snapshot(), SnapshotTaken)
+    assert log.append(h.snapshot()).kept
+    assert log.state.hash() == before
+
+
+def test_the_hash_of_a_log_without_such_facts_is_as_it_was() -> None:
+    assert Directory().hash() == "0" * 64
