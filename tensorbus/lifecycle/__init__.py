@@ -2,6 +2,7 @@
 
 from tensorbus.lifecycle import _rules as rules
 from tensorbus.lifecycle import _rules_log as log_rules
+from tensorbus.lifecycle._differences import differences, dissolve
 from tensorbus.lifecycle._directory import FOLD_VERSION, Directory
 from tensorbus.lifecycle._fold_log import forgettable
 from tensorbus.lifecycle._records import (
@@ -18,13 +19,18 @@ from tensorbus.lifecycle._records import (
     Touched,
     Verdict,
 )
+from tensorbus.lifecycle._snapshot import FORMAT as SNAPSHOT_FORMAT
+from tensorbus.lifecycle._snapshot import dump
+from tensorbus.lifecycle._snapshot_load import Loader, load
 
 __all__ = [
     "FOLD_VERSION",
+    "SNAPSHOT_FORMAT",
     "Artifact",
     "CallerLease",
     "Directory",
     "Key",
+    "Loader",
     "LogState",
     "Purge",
     "Replica",
@@ -34,7 +40,11 @@ __all__ = [
     "Session",
     "Touched",
     "Verdict",
+    "differences",
+    "dissolve",
+    "dump",
     "forgettable",
+    "load",
     "log_rules",
     "rules",
 ]

@@ -7,7 +7,7 @@ no random source.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator
+from collections.abc import Hashable, Iterator, Mapping
 
 from tensorbus.errors import CorruptError, InvalidArgumentError
 from tensorbus.events import Aggregate, AnyRecorded, Event, Recorded, Subjects, UnknownEvent, aggregate_of
@@ -80,7 +80,8 @@ class Directory:
             return Verdict(False, "duplicate")
         self.seq = recorded.seq
         if self.log.fold > FOLD_VERSION:
-            self.unknown += 1  # from here on the facts mean something that this program does not know
+            self.unknown += 1
+            self._move_head(self._place(recorded.subject), recorded.seq)
             return self._drop("fold")
         if isinstance(recorded.event, UnknownEvent):
             self.unknown += 1
@@ -95,6 +96,7 @@ class Directory:
         verdict = self._evolve(about.kind, recorded)
         if not verdict.kept:
             return self._drop(verdict.why)
+        self.unknown += self.log.fold > FOLD_VERSION  # from here on facts mean what this program does not know
         for touched in verdict.touched:
             self._hash.mark(touched)
         return verdict
@@ -197,6 +199,33 @@ class Directory:
         """The same hash, computed from the whole state instead of its changes; for tests and restored snapshots."""
         return hash_of(self._texts())
 
+    # -- snapshots ---------------------------------------------------------------------------------------------------
+
+    def settled(self, count: int) -> bool:
+        """Hash at most ``count`` of the changes that :meth:`hash` would have to; whether none is left."""
+        return self._hash.settle(count)
+
+    @property
+    def terms(self) -> Mapping[Hashable, int]:
+        """What each thing adds to the hash: up to date once :meth:`settled`."""
+        return self._hash.terms
+
+    def restored(self, seq: int, terms: dict[Hashable, int], total: int) -> None:
+        """Go on from a snapshot whose tables were filled in."""
+        self.seq = seq
+        self._hash.restored(terms, total)
+
+    def become(self, other: Directory) -> None:
+        """Exchange everything with another state in place: who holds this one sees the other's from now on.
+
+        ``other`` then is what this one was. :func:`differences` says beforehand what that changes.
+        """
+        for name in vars(self).keys() - {"_hash", "subjects"}:
+            mine, its = getattr(self, name), getattr(other, name)
+            setattr(self, name, its)
+            setattr(other, name, mine)
+        self._hash.take(other._hash)
+
     def validate(self) -> None:
         """Check that all indexes agree; for tests and restored snapshots. Costs as much as the whole state.
 
@@ -238,7 +267,7 @@ class Directory:
             case "role":
                 return canon.role_text(self.roles[key.name])
             case "log":
-                return canon.log_text(self.log)
+                return None if self.log == LogState() else canon.log_text(self.log)
             case _:
                 where = (key.tenant, ArtifactId(key.name))
                 record = self.artifacts.get(where)

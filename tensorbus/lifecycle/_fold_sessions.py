@@ -58,9 +58,12 @@ def _ended(state: Directory, recorded: Recorded[Event], fact: SessionEnded) -> V
 
 
 def _forget_memory(state: Directory, worker: WorkerId) -> tuple[Touched, ...]:
-    """Replicas in memory and leases go with the session; those on disk stay, absent until the worker is back."""
+    """Replicas in memory and leases go with the session; those on disk stay, absent until the worker is back.
+
+    The eldest artifact first: the order of an index is not the same in a state that began with a snapshot.
+    """
     indexed = (state.by_worker.get(worker, {}), state.by_lessor.get(worker, {}))  # a lease may outlive its replica
-    concerned = {where: None for index in indexed for where in index}
+    concerned = sorted({where: None for index in indexed for where in index}, key=lambda at: state.artifacts[at].born)
     for where in concerned:
         record = state.artifacts[where]
         for replica in [r for r in record.replicas.values() if r.worker == worker and r.tier != Tier.DISK]:

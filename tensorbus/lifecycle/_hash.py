@@ -6,7 +6,8 @@ after Bellare and Micciancio, 1997). Its use is to tell that two folds agree, no
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Callable, Hashable, Iterable, Mapping
+from itertools import islice
 
 from blake3 import blake3
 
@@ -40,6 +41,28 @@ class StateHash:
         for key in list(self._dirty):
             self._settle(key)
         return f"{self._sum:064x}"
+
+    def settle(self, count: int) -> bool:
+        """Hash at most ``count`` of the entities that wait; whether none is left, so that :meth:`hex` is at hand."""
+        for key in list(islice(self._dirty, count)):
+            self._settle(key)
+        return not self._dirty
+
+    @property
+    def terms(self) -> Mapping[Hashable, int]:
+        """What each entity adds, as it was when the entity was last hashed."""
+        return self._terms
+
+    def restored(self, terms: dict[Hashable, int], total: int) -> None:
+        """Go on from the terms of a snapshot and their sum."""
+        self._terms, self._sum = terms, total % _MODULUS
+        self._dirty.clear()
+
+    def take(self, other: StateHash) -> None:
+        """Exchange what was hashed with another state's; each goes on reading its own."""
+        self._terms, other._terms = other._terms, self._terms
+        self._dirty, other._dirty = other._dirty, self._dirty
+        self._sum, other._sum = other._sum, self._sum
 
     def _settle(self, key: Hashable) -> None:
         del self._dirty[key]

@@ -17,9 +17,8 @@ class ReplicaKey(NamedTuple):
     tier: Tier
 
 
-@dataclass(frozen=True, slots=True)
-class Replica:
-    """A complete copy on one worker.
+class Replica(NamedTuple):
+    """A complete copy on one worker. A tuple, as there may be a million, made again at every start from a snapshot.
 
     Attributes:
         incarnation: The worker's life that holds it; it is readable while that session is open.

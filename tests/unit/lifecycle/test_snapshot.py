@@ -124,13 +124,18 @@ def test_the_header_says_what_it_is() -> None:
     assert (loader.seq, loader.hash, loader.fold) == (log.state.seq, log.state.hash(), 1)
 
 
-def test_a_large_state_comes_in_small_pieces() -> None:
+def large() -> h.Log:
     log = h.Log()
     log.open()
     log.append(h.put())
     for number in range(2000):
         log.append(h.bound(f"{number}-{'k' * 60}"))
         log.append(h.published(number + 1))
+    return log
+
+
+def test_a_large_state_comes_in_small_pieces() -> None:
+    log = large()
     pieces = list(dump(log.state))
     assert len(pieces) > 4
     assert max(map(len, pieces)) <= PIECE_BYTES
@@ -145,7 +150,7 @@ def test_a_state_that_passed_over_something_is_not_written() -> None:
 
 
 def test_a_state_that_moves_on_meanwhile_is_noticed() -> None:
-    log = rich()
+    log = large()
     pieces = dump(log.state)
     next(pieces)
     log.append(h.bound("another"))
