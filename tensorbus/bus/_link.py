@@ -195,10 +195,14 @@ class Link:
         if self._closing:
             raise UnavailableError("the bus is closed")
 
-    async def subscribe(self, subject: str, callback: Callable[[Msg], None]) -> Subscription:
-        """Hand over each message of a subject synchronously, control messages too."""
+    async def subscribe(self, subject: str, callback: Callable[[Msg], None], *, queue: str = "") -> Subscription:
+        """Hand over each message of a subject synchronously, control messages too.
+
+        Args:
+            queue: Share the messages with the other subscriptions of that queue, each gets some.
+        """
         tap = cast("asyncio.Future[Msg]", _Tap(callback))
-        return await self.client.subscribe(subject, future=tap)
+        return await self.client.subscribe(subject, queue=queue, future=tap)
 
     async def unsubscribe(self, subscription: Subscription) -> None:
         if not self._closing:
@@ -220,8 +224,11 @@ class Link:
             return False
         return True
 
+    def _where(self) -> str:
+        return ", ".join(_without_password(server) for server in self._servers)
+
     def _unreachable(self) -> UnavailableError:
-        where = ", ".join(_without_password(server) for server in self._servers)
+        where = self._where()
         return UnavailableError(f"no NATS server answers at {where}: {self._last_error or 'no answer'}", url=where)
 
     async def _establish(self, *, first: bool) -> None:
@@ -268,8 +275,10 @@ class Link:
                 ping_interval=PING_INTERVAL_S,
                 pending_size=0,  # never wait inside nats-py: it swallows cancellation there
             )
+        except ssl.SSLError:
+            raise  # one of them is a ValueError too
         except ValueError as exc:
-            raise InvalidArgumentError(f"the bus cannot use {self._servers} with these credentials: {exc}") from exc
+            raise InvalidArgumentError(f"the bus cannot use {self._where()} with these credentials: {exc}") from exc
         # The first attempt must fail at once where a retry cannot help; from now on every loss is followed by retries.
         nc.options.update(allow_reconnect=True, max_reconnect_attempts=-1)
 

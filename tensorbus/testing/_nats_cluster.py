@@ -196,7 +196,7 @@ def _is_current(detail: dict[str, Any], *, seen_by: str, running: set[str]) -> b
 
 
 def _free_ports(n: int, ids: IdSource) -> list[int]:
-    """Ports to listen on that nobody has now; chosen at random, so that clusters side by side rarely choose the same."""
+    """Ports that nobody has now; chosen at random, so that clusters side by side rarely choose the same."""
     found: list[int] = []
     while len(found) < n:
         port = _PORTS[int(ids.hex(4), 16) % len(_PORTS)]
