@@ -3,57 +3,38 @@
 from __future__ import annotations
 
 import asyncio
-import shutil
-import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from itertools import count
 from pathlib import Path
 
 import pytest
-from nats import connect
 
-from tensorbus.bus import EmbeddedServer
-from tensorbus.events import Subjects
 from tensorbus.testing._processes import Processes, WorkerProgram
-
-_numbers = count(1)
+from tests.servers import Choice, Server, delete_streams, serving
 
 
 @dataclass(frozen=True)
 class Nats:
     """Where the bus of one test is."""
 
-    server: EmbeddedServer
+    url: str
     prefix: str
-
-    @property
-    def url(self) -> str:
-        return self.server.url
 
 
 @pytest.fixture(scope="session")
-def nats_server() -> Iterator[EmbeddedServer]:
-    home = Path(tempfile.mkdtemp(prefix="tb-nats-"))
-    with EmbeddedServer(home) as server:
+def nats_server(pytestconfig: pytest.Config) -> Iterator[Server]:
+    """The session's server as ``--nats`` says. A test must leave it as it is; to hurt one, start an EmbeddedServer."""
+    with serving(Choice.of(pytestconfig)) as server:
         yield server
-    shutil.rmtree(home, ignore_errors=True)
 
 
 @pytest.fixture
-def nats(nats_server: EmbeddedServer) -> Iterator[Nats]:
+def nats(nats_server: Server) -> Iterator[Nats]:
     """The session's server and a subject prefix that only this test uses. Its streams, for each of which the server
     sets memory aside, go at the end."""
-    prefix = f"t{next(_numbers)}"
-    yield Nats(nats_server, prefix)
-    asyncio.run(_delete_streams(nats_server.url, prefix))
-
-
-async def _delete_streams(url: str, prefix: str) -> None:
-    client = await connect(url)
-    for stream in Subjects(prefix).streams:
-        await client.request(f"$JS.API.STREAM.DELETE.{stream}", b"", timeout=10)
-    await client.close()
+    prefix = nats_server.prefix()
+    yield Nats(nats_server.url, prefix)
+    asyncio.run(delete_streams(nats_server.url, prefix))
 
 
 @pytest.fixture

@@ -17,11 +17,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tensorbus.bus import EmbeddedServer
 from tensorbus.cli._app import run
 from tensorbus.model import TensorSpec
 from tensorbus.sdk import save_safetensors
 from tensorbus.testing._processes import Processes, WorkerProgram
+from tests.servers import Server
 
 pytestmark = pytest.mark.integration
 
@@ -35,6 +35,7 @@ class Place:
     home: Path
     worker: WorkerProgram
     file: Path
+    prefix: str
 
 
 @dataclass(frozen=True)
@@ -58,14 +59,15 @@ Tb = Callable[..., Ran]
 
 
 @pytest.fixture(scope="module")
-def place(nats_server: EmbeddedServer) -> Iterator[Place]:
+def place(nats_server: Server) -> Iterator[Place]:
     home = Path(tempfile.mkdtemp(prefix="tb-"))
-    owner = Processes(home / "test-logs", nats_url=nats_server.url, prefix="commands")
+    prefix = nats_server.prefix()
+    owner = Processes(home / "test-logs", nats_url=nats_server.url, prefix=prefix)
     worker = owner.worker("basic,gateway", home=home, id="w1")
     weights = np.arange(1 << 16, dtype=np.uint16)
     spec = [TensorSpec("w", "bf16", (256, 256)), TensorSpec("new\nline", "f32", ())]
     file = save_safetensors(home / "in.safetensors", [(spec[0], weights), (spec[1], np.float32(1.5).tobytes())])
-    yield Place(home, worker, file)
+    yield Place(home, worker, file, prefix)
     owner.close()
     shutil.rmtree(home, ignore_errors=True)
 
@@ -206,10 +208,8 @@ def test_through_the_gateway(tb: Tb, place: Place, tmp_path: Path) -> None:
     assert (tmp_path / "model.safetensors").read_bytes() == place.file.read_bytes()
 
 
-def test_doctor_finds_what_is_wrong(
-    tb: Tb, place: Place, monkeypatch: pytest.MonkeyPatch, nats_server: EmbeddedServer
-) -> None:
-    flags = ("--nats-url", nats_server.url, "--subject-prefix", "commands")
+def test_doctor_finds_what_is_wrong(tb: Tb, place: Place, monkeypatch: pytest.MonkeyPatch, nats_server: Server) -> None:
+    flags = ("--nats-url", nats_server.url, "--subject-prefix", place.prefix)
     well = tb("doctor", *flags)
     assert well.code == 0, well.out
     assert "w1 (basic, gateway)" in well.out

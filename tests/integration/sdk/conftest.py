@@ -11,19 +11,18 @@ from pathlib import Path
 import pytest
 
 import tensorbus as tb
-from tensorbus.bus import EmbeddedServer
 from tensorbus.testing._processes import Processes
+from tests.servers import Server
 
 HOST = "host-a"
-_modules = count(1)
 _tenants = count(1)
 
 
 @pytest.fixture(scope="module")
-def place(nats_server: EmbeddedServer) -> Iterator[Path]:
+def place(nats_server: Server) -> Iterator[Path]:
     """The home of a worker ``w1`` on host ``host-a`` and of a gateway ``g1``."""
     home = Path(tempfile.mkdtemp(prefix="tb-"))
-    owner = Processes(home / "test-logs", nats_url=nats_server.url, prefix=f"sdk{next(_modules)}")
+    owner = Processes(home / "test-logs", nats_url=nats_server.url, prefix=nats_server.prefix())
     try:
         owner.worker("basic", id="w1", host_id=HOST, home=home)
         owner.worker("gateway", id="g1", host_id=HOST, home=home)

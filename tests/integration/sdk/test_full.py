@@ -15,6 +15,7 @@ from tensorbus.bus import EmbeddedServer
 from tensorbus.testing._processes import Processes, wait_until
 from tests.integration.sdk.conftest import HOST
 from tests.integration.sdk.test_processes import in_child
+from tests.servers import Server
 
 pytestmark = [pytest.mark.integration, pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")]
 
@@ -22,7 +23,7 @@ W = torch.arange(32, dtype=torch.float32).reshape(8, 4)
 
 
 @pytest.fixture
-def full(place: Path, tenant: str, nats_server: EmbeddedServer, monkeypatch: pytest.MonkeyPatch) -> Iterator[tb.Bus]:
+def full(place: Path, tenant: str, nats_server: Server, monkeypatch: pytest.MonkeyPatch) -> Iterator[tb.Bus]:
     monkeypatch.setenv("TENSORBUS_NATS_URL", nats_server.url)
     with tb.connect(home=place, host_id=HOST, tenant=tenant, directory="full") as bus:
         yield bus
@@ -173,7 +174,7 @@ def test_a_bus_that_stops_makes_the_directory_stale(home: Path, monkeypatch: pyt
 
 
 async def test_the_async_bus_does_the_same(
-    place: Path, tenant: str, nats_server: EmbeddedServer, monkeypatch: pytest.MonkeyPatch
+    place: Path, tenant: str, nats_server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TENSORBUS_NATS_URL", nats_server.url)
     async with tb.aconnect(home=place, host_id="elsewhere", tenant=tenant, directory="full") as bus:  # a gateway's

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tensorbus.bus import EmbeddedServer
 from tests.integration.sdk.conftest import HOST
+from tests.servers import Server
 
 pytestmark = pytest.mark.integration
 
@@ -16,7 +16,7 @@ GUIDE = Path(__file__).parents[3] / "docs" / "sdk.md"
 
 
 def test_every_example_of_the_guide(
-    place: Path, tenant: str, nats_server: EmbeddedServer, monkeypatch: pytest.MonkeyPatch
+    place: Path, tenant: str, nats_server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TENSORBUS_HOME", str(place))
     monkeypatch.setenv("TENSORBUS_HOST_ID", HOST)

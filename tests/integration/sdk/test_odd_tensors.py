@@ -10,10 +10,10 @@ import pytest
 import torch
 
 import tensorbus as tb
-from tensorbus.bus import EmbeddedServer
 from tensorbus.model import DTYPES
 from tensorbus.testing._processes import Processes
 from tests.integration.sdk.conftest import HOST
+from tests.servers import Server
 
 pytestmark = pytest.mark.integration
 
@@ -181,12 +181,12 @@ def test_a_hundred_thousand_tensors_do_not_hold_the_worker_up(bus: tb.Bus, place
 @pytest.mark.soak
 @pytest.mark.big
 @pytest.mark.timeout(900)
-def test_a_tensor_of_more_than_4_gib(nats_server: EmbeddedServer, home: Path) -> None:
+def test_a_tensor_of_more_than_4_gib(nats_server: Server, home: Path) -> None:
     nbytes = (4 << 30) + 12_345
     places = [0, 1, (2 << 30) - 1, 2 << 30, (4 << 30) - 1, 4 << 30, nbytes - 1]
     big = torch.zeros(nbytes, dtype=torch.uint8)
     big[places] = torch.arange(1, len(places) + 1, dtype=torch.uint8)
-    owner = Processes(home / "logs", nats_url=nats_server.url, prefix="big")
+    owner = Processes(home / "logs", nats_url=nats_server.url, prefix=nats_server.prefix())
     try:
         for number in (1, 2):
             owner.worker("basic", id=f"w{number}", host_id=f"{HOST}{number}", home=home, pool_bytes="5GiB")
