@@ -187,6 +187,11 @@ class Settings(BaseModel):
     gateway_port: Port = Field(
         0, description="Port where callers without a worker connect; 0 to 65535, 0 takes a free one."
     )
+    purge_delay_s: Seconds = Field(
+        600.0,
+        description="Seconds between the announcement of a purge of the log and the purge; a reader that was cut off for "
+        "longer starts anew from a snapshot.",
+    )
     log_level: LogLevel = Field(LogLevel.INFO, description="How much is logged: debug, info, warning or error.")
 
     @model_validator(mode="after")

@@ -6,8 +6,8 @@ No threads and no time but the running loop's, so that a simulator's virtual tim
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 
@@ -235,6 +235,7 @@ class MemoryBus:
         self._up = asyncio.Event()
         self._up.set()
         self._waiting: dict[asyncio.Future[Any], None] = {}
+        self._on_lost: dict[object, Callable[[], None]] = {}
         self._beats = 0
 
     @property
@@ -254,6 +255,8 @@ class MemoryBus:
         """Cut the connection: answers under way are lost, what follows waits for :meth:`reconnect`."""
         self._up.clear()
         self._lose_answers()
+        for callback in list(self._on_lost.values()):
+            callback()
 
     def reconnect(self) -> None:
         self._up.set()
@@ -328,6 +331,15 @@ class MemoryBus:
     async def watch_live(self) -> AsyncIterator[AsyncIterator[Heartbeat]]:
         async with MemoryReader(self, filter_subject=self.subjects.live_all, after=0, live=True) as reader:
             yield Heartbeats(reader, self.subjects, lambda _seq: None)
+
+    @contextmanager
+    def on_lost(self, callback: Callable[[], None]) -> Iterator[None]:
+        token = object()
+        self._on_lost[token] = callback
+        try:
+            yield
+        finally:
+            del self._on_lost[token]
 
     async def close(self) -> None:
         self.closed = True

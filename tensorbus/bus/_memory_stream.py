@@ -47,7 +47,7 @@ class MemoryStream:
         self._by_parent: dict[str, list[int]] = {}
         self._ids: dict[str, tuple[int, int]] = {}
         self._bytes = 0
-        self._created_ns = wall_ns()
+        self._created_ns = 0  # set at the first use: a stream may be made where no loop gives the time yet
 
     def takes(self, subject: str) -> bool:
         return any(matches(pattern, subject) for pattern in self._filters)
@@ -125,6 +125,7 @@ class MemoryStream:
         return len(going)
 
     def info(self) -> LogInfo:
+        self._created_ns = self._created_ns or self._wall_ns()
         return LogInfo(
             first_seq=self._seqs[0] if self._seqs else self.last_seq + 1,
             last_seq=self.last_seq,

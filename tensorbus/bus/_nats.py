@@ -5,14 +5,14 @@ from __future__ import annotations
 import base64
 import itertools
 import re
-from collections.abc import AsyncIterator, Mapping
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
 from datetime import datetime
 from typing import Any, Final
 
 from tensorbus.bus._auth import NatsAuth
 from tensorbus.bus._beats import TTL, Heartbeats
-from tensorbus.bus._link import Link
+from tensorbus.bus._link import Link, Refused
 from tensorbus.bus._port import Heartbeat, LogInfo, Message, Reader, StreamLimits
 from tensorbus.bus._reader import NatsReader
 from tensorbus.bus._requests import NoStreamError, Requests
@@ -179,6 +179,15 @@ class NatsBus:
         async with reader:
             yield Heartbeats(reader, self._subjects, self._note_live)
 
+    @contextmanager
+    def on_lost(self, callback: Callable[[], None]) -> Iterator[None]:
+        listener = _Losses(callback)
+        self._link.listen(listener)
+        try:
+            yield
+        finally:
+            self._link.forget(listener)
+
     async def close(self) -> None:
         await self._link.close()
 
@@ -217,6 +226,16 @@ class NatsBus:
         except NotFoundError:
             return None
         return parse_stored(answer["message"])
+
+
+class _Losses:
+    """Hears of the link only that it was lost."""
+
+    def __init__(self, callback: Callable[[], None]) -> None:
+        self.on_lost = callback
+
+    def on_refused(self, refused: Refused) -> None:
+        """Nothing was asked."""
 
 
 def parse_info(info: Mapping[str, Any]) -> LogInfo:

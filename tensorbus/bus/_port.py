@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping
-from contextlib import AbstractAsyncContextManager
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -210,6 +210,14 @@ class Bus(Protocol):
         self, *, remembered_seq: int, limits: StreamLimits, allow_recreate: bool, deadline: Deadline
     ) -> None:
         """See :func:`tensorbus.bus.provision`."""
+        ...
+
+    def on_lost(self, callback: Callable[[], None]) -> AbstractContextManager[None]:
+        """Call back each time the connection was lost, before anything comes over the next one.
+
+        The callback runs on the loop for as long as the context is open, and must not wait. What is asked of the bus
+        afterwards waits until the connection is back.
+        """
         ...
 
     async def close(self) -> None: ...

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from itertools import count
 
 from tensorbus.clock import Deadline
+from tensorbus.errors import UnavailableError
 from tensorbus.events import AnyRecorded
 from tensorbus.lifecycle import Directory, Touched, Verdict
 
@@ -23,7 +24,7 @@ class LiveDirectory:
     """Wraps the fold for one event loop. Not thread-safe; reads from other threads see a state between two facts.
 
     Attributes:
-        state: The fold. Read it freely; only :meth:`apply` changes it.
+        state: The fold, for good the same object. Read it freely; only :meth:`apply` and :meth:`replace` change it.
     """
 
     def __init__(self, state: Directory) -> None:
@@ -34,6 +35,7 @@ class LiveDirectory:
         self._followers: dict[int, Follower] = {}
         self._arrived = 0
         self._gone = 0
+        self._not_judged = state.seq
 
     @property
     def position(self) -> int:
@@ -52,18 +54,43 @@ class LiveDirectory:
             elif verdict.why:
                 self._note_drop(recorded.seq, verdict.why)
         self._wake()
-        if touched:
-            changed = tuple(touched)
-            for follower in list(self._followers.values()):
-                follower(self.position, changed)
+        self.tell(tuple(touched))
 
     def advance(self, seq: int) -> None:
         """The leader says that nothing of ours lies between here and ``seq``."""
         self._arrived = max(self._arrived, seq)
         self._wake()
 
+    def replace(self, other: LiveDirectory) -> None:
+        """Take over, in place, the state that another one was fed, and what that one knows of each sequence.
+
+        ``other.state`` then is what was here. The position is that of the new state, also if it is lower, as after a
+        loss of the log's tail. Who waits for a position beyond it waits on: until it comes, or as long as the wait's
+        deadline. Followers hear nothing of it: ask :func:`tensorbus.lifecycle.differences` beforehand, and
+        :meth:`tell` them.
+        """
+        self.state.become(other.state)
+        self._verdicts, other._verdicts = other._verdicts, {}
+        self._not_judged, self._arrived = other._not_judged, other._arrived
+        self._wake()
+
+    def tell(self, touched: tuple[Touched, ...]) -> None:
+        """Tell the followers what changed, if anything did."""
+        if touched:
+            for follower in list(self._followers.values()):
+                follower(self.position, touched)
+
     def verdict(self, seq: int) -> Verdict:
-        """What the fold did with an applied sequence (a drop older than the last 65,536 is forgotten)."""
+        """What the fold did with an applied sequence (a drop older than the last 65,536 is forgotten).
+
+        Raises:
+            UnavailableError: If that is not known, because the state was restored from a snapshot that holds it.
+        """
+        if seq <= self._not_judged:
+            raise UnavailableError(
+                f"what became of the fact at {seq} is not known: the state was restored from a snapshot; look for it",
+                position={"TB": seq},
+            )
         why = self._verdicts.get(seq)
         return Verdict(True) if why is None else Verdict(False, why)
 

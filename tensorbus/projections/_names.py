@@ -27,25 +27,31 @@ class Names:
     def page(
         self, kind: str, tenant: str, *, prefix: str, after: str | None, limit: int
     ) -> tuple[list[str], str | None]:
-        """One page of the names with a prefix, and the name that the next one starts after."""
+        """One page of the names with a prefix, and the name that the next one starts after.
+
+        A name that went a moment ago, and whose going was not told yet, is left out.
+        """
         names = self._sorted.get((kind, tenant), [])
         start = bisect_left(names, prefix)
         if after is not None:
             start = max(start, bisect_right(names, after))
         page = [name for name in names[start : start + limit + 1] if name.startswith(prefix)]
         more = len(page) > limit
-        return page[:limit], page[limit - 1] if more else None
+        present = [name for name in page[:limit] if self._is_there(kind, tenant, name)]
+        return present, page[limit - 1] if more else None
 
     def _look(self, kind: str, tenant: str, name: str) -> None:
         names = self._sorted.setdefault((kind, tenant), [])
         place = bisect_left(names, name)
         there = place < len(names) and names[place] == name
-        if kind == "key":
-            known = self._state.key(tenant, name)
-            wanted = known is not None and known.artifact is not None
-        else:
-            wanted = self._state.one_series(tenant, name) is not None
+        wanted = self._is_there(kind, tenant, name)
         if wanted and not there:
             insort(names, name)
         elif there and not wanted:
             del names[place]
+
+    def _is_there(self, kind: str, tenant: str, name: str) -> bool:
+        if kind == "series":
+            return self._state.one_series(tenant, name) is not None
+        known = self._state.key(tenant, name)
+        return known is not None and known.artifact is not None

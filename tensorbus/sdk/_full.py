@@ -207,9 +207,11 @@ class FullDirectory:
             "hash": state.hash(),
             "lag": await self._lag(bus),
             "connected": bus.connected,
-            "degraded": state.degraded,
+            "degraded": feed.degraded,
             "gaps": state.gaps,
             "unknown": state.unknown,
+            "snapshot": feed.snapshot_used,
+            "rebuilds": feed.rebuilds,
             "error": None,
         }
 

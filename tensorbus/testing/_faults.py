@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
-from contextlib import aclosing, asynccontextmanager, contextmanager
+from contextlib import AbstractContextManager, aclosing, asynccontextmanager, contextmanager
 from typing import Any, Generic, TypeVar
 
 from tensorbus.bus import Bus, Heartbeat, LogInfo, Message, Reader, StreamLimits
@@ -81,6 +81,9 @@ class SimBus:
             return self._inner.purge(filter_subject, upto=upto, keep_last=keep_last, deadline=Deadline(REQUEST_S))
 
         return await self._ask(remove, deadline)
+
+    def on_lost(self, callback: Callable[[], None]) -> AbstractContextManager[None]:
+        return self._inner.on_lost(callback)
 
     async def beat(self, subject: str, *, ttl_s: int, deadline: Deadline) -> int:
         return await self._ask(lambda: self._inner.beat(subject, ttl_s=ttl_s, deadline=Deadline(REQUEST_S)), deadline)

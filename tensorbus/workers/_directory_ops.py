@@ -224,14 +224,19 @@ class DirectoryOps:
             "sessions": sum(1 for _ in state.live_sessions()),
             "replicas": sum(len(record.replicas) for record in state.artifacts.values()),
             "orphans": len(state.orphans),
-            "degraded": state.degraded,
+            "degraded": self._core.feed.degraded,
             "gaps": state.gaps,
             "unknown": state.unknown,
             "dropped": dict(state.dropped),
+            "snapshot": self._core.feed.snapshot_used,
+            "rebuilds": self._core.feed.rebuilds,
+            "rebuilding": self._core.feed.rebuilding,
         }
         pool = None if self._pool_stats is None else asdict(self._pool_stats())
         heartbeat = self._core.beats.figures()
-        return Reply({"pool": pool, "directory": directory, "callers": len(self._callers), "heartbeat": heartbeat})
+        store = None if self._core.store_stats is None else self._core.store_stats()
+        figures = {"pool": pool, "directory": directory, "callers": len(self._callers), "heartbeat": heartbeat}
+        return Reply({**figures, "store": store})
 
     async def events_open(self, caller: Caller, request: Request) -> Reply:
         asked = ask.parse(ask.EventsOpen, request.args, op="events_open")

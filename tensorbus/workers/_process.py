@@ -27,7 +27,7 @@ def run_process(settings: Settings, *, roles: tuple[str, ...], ready: Callable[[
     """
     _raise_file_limit()
     with contextlib.suppress(KeyboardInterrupt):
-        asyncio.run(_run(Worker(settings, roles=roles), ready))
+        asyncio.run(_run(Worker(settings, roles=roles, on_rebuilt=gc.freeze), ready))
 
 
 async def _run(worker: Worker, ready: Callable[[WorkerCard], None]) -> None:

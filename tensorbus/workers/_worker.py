@@ -77,10 +77,17 @@ class Worker:
     Args:
         settings: What it needs to know; ``worker_id`` is made for the home when it is ``None``.
         roles: ``basic`` holds memory, ``gateway`` serves callers without a worker and witnesses sessions.
+        on_rebuilt: Called after the Directory was made anew while the worker serves.
     """
 
     def __init__(
-        self, settings: Settings, *, roles: tuple[str, ...], clock: Clock | None = None, ids: IdSource | None = None
+        self,
+        settings: Settings,
+        *,
+        roles: tuple[str, ...],
+        clock: Clock | None = None,
+        ids: IdSource | None = None,
+        on_rebuilt: Callable[[], None] | None = None,
     ) -> None:
         unknown = [role for role in roles if role not in ROLES]
         if not roles or unknown:
@@ -91,6 +98,7 @@ class Worker:
         self._clock = clock or SystemClock()
         self._ids = ids or SystemIds()
         self._incarnation = new_incarnation(self._ids)
+        self._on_rebuilt = on_rebuilt
 
     async def run(self, *, stop: asyncio.Event, ready: Callable[[WorkerCard], None]) -> None:
         """Serve until ``stop`` is set, then leave the log in good order.
@@ -105,7 +113,9 @@ class Worker:
             lock = locked(directory / f"{self.worker}.lock", what=f"worker {self.worker} of this home")
             stack.enter_context(lock)
             bus = await self._connect(stack)
-            feed = DirectoryFeed(bus, LiveDirectory(Directory(bus.subjects)))
+            live = LiveDirectory(Directory(bus.subjects))
+            delay_s = self.settings.purge_delay_s
+            feed = DirectoryFeed(bus, live, purge_delay_s=delay_s, on_rebuilt=self._on_rebuilt)
             author = Author(feed, worker=self.worker, incarnation=self._incarnation, ids=self._ids)
             await stack.enter_async_context(feed.running(deadline=Deadline(START_S, what="reading the log")))
             await stack.enter_async_context(author.running())
