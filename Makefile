@@ -43,7 +43,7 @@ $(STAMP): pyproject.toml requirements/ci.txt
 	echo "setting up $(VENV) with $$("$$found" --version); the first time takes a few minutes"; \
 	[ -x $(PY) ] || "$$found" -m venv $(VENV)
 	@$(PY) -m pip install $(PIP_FLAGS) "$(TORCH)"
-	@$(PY) -m pip install $(PIP_FLAGS) -c requirements/ci.txt -e '.[demo,dev]'
+	@$(PY) -m pip install $(PIP_FLAGS) -c requirements/ci.txt -e '.[demo,dev,store]'
 	@$(PY) -m pip install $(PIP_FLAGS) --no-deps "$(CHECKPOINT)"
 	@touch $@
 
