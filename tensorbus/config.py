@@ -187,6 +187,11 @@ class Settings(BaseModel):
     gateway_port: Port = Field(
         0, description="Port where callers without a worker connect; 0 to 65535, 0 takes a free one."
     )
+    gateway_sql: bool = Field(
+        False,
+        description="Whether a gateway takes SQL over TCP, which sees every tenant: true or false. Other questions about "
+        "the past are confined to the caller's tenant and always taken.",
+    )
     purge_delay_s: Seconds = Field(
         600.0,
         description="Seconds between the announcement of a purge of the log and the purge; a reader that was cut off for "

@@ -35,6 +35,7 @@ WORKER: Final = (
     "data_port",
     "gateway_host",
     "gateway_port",
+    "gateway_sql",
     "log_level",
 )
 """Settings of commands that start workers."""
@@ -59,6 +60,7 @@ _METAVARS: Final = {
     "gateway_port": "PORT",
     "data_host": "ADDRESS",
     "gateway_host": "ADDRESS",
+    "gateway_sql": "BOOL",
     "log_level": "LEVEL",
 }
 

@@ -9,31 +9,44 @@ from tensorbus.sdk._files import open_files, save_safetensors
 from tensorbus.sdk._handles import Artifact, Events, Pin, Subscription
 from tensorbus.sdk._pin import AsyncPin
 from tensorbus.sdk._place import Place
+from tensorbus.sdk._query import AsyncQueryResult
+from tensorbus.sdk._query_arrow import rows_of
+from tensorbus.sdk._query_bus import QueryResult
+from tensorbus.sdk._query_records import STATE_TABLES, FactRecord, Kind, Moment, State, StateChange
 from tensorbus.sdk._records import ArtifactInfo, EventRecord, KeyInfo, Lease, Position, Replica, SeriesInfo, WorkerInfo
 from tensorbus.sdk._series import AsyncSubscription
 
 __all__ = [
+    "STATE_TABLES",
     "Artifact",
     "ArtifactInfo",
     "AsyncArtifact",
     "AsyncBus",
     "AsyncEvents",
     "AsyncPin",
+    "AsyncQueryResult",
     "AsyncSubscription",
     "Bus",
     "EventRecord",
     "Events",
+    "FactRecord",
     "KeyInfo",
+    "Kind",
     "Lease",
+    "Moment",
     "Pin",
     "Place",
     "Position",
+    "QueryResult",
     "Replica",
     "SeriesInfo",
+    "State",
+    "StateChange",
     "Subscription",
     "WorkerInfo",
     "aconnect",
     "connect",
     "open_files",
+    "rows_of",
     "save_safetensors",
 ]

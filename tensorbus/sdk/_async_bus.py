@@ -23,6 +23,7 @@ from tensorbus.sdk._names import check_prefix, check_ref, check_version, id_of, 
 from tensorbus.sdk._pending import Listing
 from tensorbus.sdk._place import BusAddress, Place
 from tensorbus.sdk._put import Digest, PutOptions, put
+from tensorbus.sdk._query_bus import AsyncQueries
 from tensorbus.sdk._records import (
     LOG_STREAM,
     ArtifactInfo,
@@ -43,7 +44,7 @@ T = TypeVar("T")
 _PAGE = 1000
 
 
-class AsyncBus:
+class AsyncBus(AsyncQueries):
     """A connection to the artifacts of one home or gateway, for one tenant. Made by :func:`aconnect`.
 
     It belongs to the event loop that uses it first. The connection is made again when it is lost: questions wait for

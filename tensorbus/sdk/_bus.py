@@ -18,6 +18,7 @@ from tensorbus.sdk._loop_thread import LoopThread
 from tensorbus.sdk._names import name_of
 from tensorbus.sdk._place import BusAddress, Place
 from tensorbus.sdk._put import Digest
+from tensorbus.sdk._query_bus import Queries
 from tensorbus.sdk._records import KeyInfo, Position, SeriesInfo, WorkerInfo
 from tensorbus.sdk._series import Start
 from tensorbus.sdk._shared import Shared
@@ -25,12 +26,14 @@ from tensorbus.sdk._shared import Shared
 T = TypeVar("T")
 
 
-class Bus:
+class Bus(Queries):
     """A connection to the artifacts of one home or gateway, for one tenant. Made by :func:`connect`.
 
     Every method is that of :class:`AsyncBus` and waits for its result; see there for arguments and errors. Threads may
     share a bus, and it works inside a running event loop, which it blocks. After a fork the child must connect again.
     """
+
+    _bus: AsyncBus
 
     def __init__(self, place: Place, *, full: BusAddress | None = None, warns: bool = True) -> None:
         self._thread = LoopThread()

@@ -15,6 +15,7 @@ from tensorbus.workers._core import start_in
 
 if TYPE_CHECKING:
     from tensorbus.workers._events import Cursor
+    from tensorbus.workers._query_ops import Relayed
 
 log = logging.getLogger("tensorbus.workers")
 
@@ -42,6 +43,7 @@ class Caller:
     follows: dict[tuple[str, str], None] = field(default_factory=dict)
     series: dict[str, int] = field(default_factory=dict)
     cursors: dict[int, Cursor] = field(default_factory=dict)
+    queries: dict[int, Relayed | None] = field(default_factory=dict)
     pushes: asyncio.Queue[tuple[str, dict[str, object]]] = field(
         default_factory=lambda: asyncio.Queue(PUSHES_WAITING_MAX)
     )

@@ -17,14 +17,19 @@ from tensorbus.workers._core import Core
 from tensorbus.workers._directory_ops import DirectoryOps, Op
 from tensorbus.workers._follow import Follows
 from tensorbus.workers._memory import MemoryRole
+from tensorbus.workers._query_ops import QueryOps
 
 BYE_S = 0.2
 
 
 class Service:
-    """What a worker process answers, by the roles that it has."""
+    """What a worker process answers, by the roles that it has.
 
-    def __init__(self, core: Core, callers: Callers, memory: MemoryRole | None) -> None:
+    Args:
+        gateway_sql: Whether callers over TCP may send SQL.
+    """
+
+    def __init__(self, core: Core, callers: Callers, memory: MemoryRole | None, *, gateway_sql: bool = False) -> None:
         self._core = core
         self._callers = callers
         self._memory = memory
@@ -33,7 +38,8 @@ class Service:
         directory = DirectoryOps(
             core, callers, self._follows, self._names, pool_stats=None if memory is None else memory.pool.stats
         )
-        self._table: dict[str, Op] = directory.table()
+        self._queries = QueryOps(core, gateway_sql=gateway_sql)
+        self._table: dict[str, Op] = directory.table() | self._queries.table()
         if memory is not None:
             self._table |= memory.ops.table()
         callers.on_gone(self._gone)
@@ -91,6 +97,7 @@ class Service:
 
     def _gone(self, caller: Caller) -> None:
         self._follows.gone(caller)
+        self._queries.gone(caller)
         if self._memory is not None:
             self._memory.ops.gone(caller)
         for cursor in caller.cursors.values():

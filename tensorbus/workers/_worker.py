@@ -158,7 +158,7 @@ class Worker:
                 memory = await stack.enter_async_context(MemoryRole.running(core, self.settings))
                 me.data = memory.address
             listeners = await self._listen(stack, me)
-            service = Service(core, callers, memory)
+            service = Service(core, callers, memory, gateway_sql=self.settings.gateway_sql)
             stack.enter_context(service.following())
             session = OwnSession(
                 author,
