@@ -59,7 +59,7 @@ async def purged(store: Keeper) -> Stored:
         await store.author.decide(lambda _, fact=fact: fact, deadline=soon())
     stored = await store.snapshot()
     await store.announce(stored)
-    assert store.purge(stored.fact.upto) > 0
+    assert await store.purge(stored.fact.upto) > 0
     return stored
 
 
@@ -253,7 +253,7 @@ async def test_a_reader_that_lags_looks_before_it_folds_on(cluster: MemoryCluste
             stored = await store.snapshot()
             await store.announce(stored)
             if reading.live.state.seq < stored.fact.upto:
-                store.purge(stored.fact.upto)
+                await store.purge(stored.fact.upto)
             assert seen < stored.fact.upto
             cluster.on_deliver = None
             await reading.reached(store.state.seq, deadline=soon())

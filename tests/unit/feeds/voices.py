@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
-from tensorbus.bus import MemoryBus, MemoryCluster, put_blob
+from tensorbus.bus import Bus, MemoryBus, MemoryCluster, put_blob
 from tensorbus.clock import Deadline
 from tensorbus.events import STORE_ROLE, LogPurged, RoleGranted, SnapshotTaken
 from tensorbus.feeds import Author, DirectoryFeed
@@ -23,10 +23,16 @@ def soon() -> Deadline:
 
 @asynccontextmanager
 async def feed(cluster: MemoryCluster, *, purge_delay_s: float = 600.0) -> AsyncIterator[DirectoryFeed]:
-    live = LiveDirectory(Directory(cluster.subjects))
-    reading = DirectoryFeed(MemoryBus(cluster), live, purge_delay_s=purge_delay_s)
-    async with reading.running(deadline=soon()):
-        yield reading
+    async with reading(MemoryBus(cluster), purge_delay_s=purge_delay_s) as made:
+        yield made
+
+
+@asynccontextmanager
+async def reading(bus: Bus, *, purge_delay_s: float = 600.0) -> AsyncIterator[DirectoryFeed]:
+    """A feed over any bus."""
+    made = DirectoryFeed(bus, LiveDirectory(Directory(bus.subjects)), purge_delay_s=purge_delay_s)
+    async with made.running(deadline=soon()):
+        yield made
 
 
 @asynccontextmanager
@@ -34,8 +40,17 @@ async def voice(
     cluster: MemoryCluster, worker: WorkerId = h.W1, incarnation: h.Incarnation = h.FIRST, *, opened: bool = True
 ) -> AsyncIterator[Author]:
     """A worker's author with an open session."""
-    async with feed(cluster) as reading:
-        author = Author(reading, worker=worker, incarnation=incarnation, ids=SystemIds())
+    async with speaking(MemoryBus(cluster), worker, incarnation, opened=opened) as author:
+        yield author
+
+
+@asynccontextmanager
+async def speaking(
+    bus: Bus, worker: WorkerId, incarnation: h.Incarnation = h.FIRST, *, opened: bool = True
+) -> AsyncIterator[Author]:
+    """The same over any bus."""
+    async with reading(bus) as made:
+        author = Author(made, worker=worker, incarnation=incarnation, ids=SystemIds())
         async with author.running():
             if opened:
                 await author.decide(lambda _: h.opened(worker, incarnation), deadline=soon())
@@ -53,9 +68,9 @@ class Stored:
 class Keeper:
     """A worker's voice that has the store's role, and does what a store does, step by step."""
 
-    def __init__(self, cluster: MemoryCluster, author: Author) -> None:
-        self.cluster = cluster
+    def __init__(self, author: Author) -> None:
         self.author = author
+        self.bus = author.feed.bus
 
     @property
     def state(self) -> Directory:
@@ -66,11 +81,9 @@ class Keeper:
 
     async def snapshot(self, body: bytes | None = None) -> Stored:
         """Store the present state, or something else that claims to be it."""
-        written = b"".join(dump(self.state))
-        blob = await put_blob(
-            self.author.feed.bus, written if body is None else body, author=self.author.worker, deadline=soon()
-        )
-        fact = SnapshotTaken(what="directory", upto=self.state.seq, fold=1, state_hash=self.state.hash(), blob=blob)
+        written, upto, state_hash = b"".join(dump(self.state)), self.state.seq, self.state.hash()
+        blob = await put_blob(self.bus, written if body is None else body, author=self.author.worker, deadline=soon())
+        fact = SnapshotTaken(what="directory", upto=upto, fold=1, state_hash=state_hash, blob=blob)
         seq, _ = await self.author.decide(lambda _: fact, deadline=soon())
         return Stored(seq, fact)
 
@@ -78,18 +91,21 @@ class Keeper:
         fact = LogPurged(stream="TB", upto=stored.fact.upto, snapshot=stored.seq, forget=0, delay_ns=delay_ns)
         await self.author.decide(lambda _: fact, deadline=soon())
 
-    def purge(self, upto: int) -> int:
-        """Take every fact up to a sequence off the log, but for the last one of each aggregate."""
-        log, subjects = self.cluster.log, self.cluster.subjects
-        facts = log.after(0, subjects.facts, count_max=1 << 30)
-        places = dict.fromkeys(message.subject.rpartition(".")[0] for message in facts)
-        return sum(log.purge(f"{place}.*", upto=upto, keep_last=True) for place in places)
+    async def purge(self, upto: int) -> int:
+        """Take every fact up to a sequence off the log, but for the last one of each aggregate; how many went."""
+        places: dict[str, None] = {}
+        async with self.bus.read(self.bus.subjects.facts, after=0) as reader:
+            async for batch in reader:
+                places.update(dict.fromkeys(message.subject.rpartition(".")[0] for message in batch))
+                if reader.caught_up.is_set():
+                    break
+        return sum([await self.bus.purge(f"{place}.*", upto=upto, deadline=soon()) for place in places])
 
 
 @asynccontextmanager
 async def keeper(cluster: MemoryCluster, worker: WorkerId = h.W2) -> AsyncIterator[Keeper]:
     async with voice(cluster, worker) as author:
-        made = Keeper(cluster, author)
+        made = Keeper(author)
         await made.take_role()
         yield made
 
