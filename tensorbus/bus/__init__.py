@@ -1,10 +1,13 @@
 """The log on NATS JetStream: one append, one reading, the streams, an embedded server, and a twin in memory."""
 
+from tensorbus.bus._admin import BusAdmin, BusReport, StreamCopy, StreamReport, UserReport
 from tensorbus.bus._append import append
-from tensorbus.bus._auth import NatsAuth
+from tensorbus.bus._auth import NatsAuth, new_seed, public_key
 from tensorbus.bus._blobs import get_blob, put_blob
+from tensorbus.bus._grants import Permissions, Role, User, grants, parse_user, users_config, users_json
 from tensorbus.bus._health import Health, health_of
 from tensorbus.bus._memory import Fault, MemoryBus, MemoryCluster
+from tensorbus.bus._migrate import Migrated, migrate
 from tensorbus.bus._nats import NatsBus
 from tensorbus.bus._port import (
     Appended,
@@ -23,6 +26,8 @@ from tensorbus.bus._streams import provision
 __all__ = [
     "Appended",
     "Bus",
+    "BusAdmin",
+    "BusReport",
     "Conflict",
     "EmbeddedServer",
     "Fault",
@@ -32,14 +37,28 @@ __all__ = [
     "MemoryBus",
     "MemoryCluster",
     "Message",
+    "Migrated",
     "NatsAuth",
     "NatsBus",
+    "Permissions",
     "Reader",
+    "Role",
+    "StreamCopy",
     "StreamLimits",
+    "StreamReport",
+    "User",
+    "UserReport",
     "WrongSequenceError",
     "append",
     "get_blob",
+    "grants",
     "health_of",
+    "migrate",
+    "new_seed",
+    "parse_user",
     "provision",
+    "public_key",
     "put_blob",
+    "users_config",
+    "users_json",
 ]

@@ -19,6 +19,8 @@ from tensorbus.ids import check_worker_id
 
 ANSWER_S: Final = 300
 """How long an answer to a question may take, before the server forgets whom it was for."""
+ANSWER_MESSAGES_MAX: Final = 1000
+"""Who works on a long question says so now and then, before the answer."""
 
 
 class Role(StrEnum):
@@ -48,7 +50,7 @@ class Permissions:
     Attributes:
         publish_allow: What may be published, questions to JetStream's API too.
         subscribe_allow: What may be listened to.
-        answers: Whether questions may be answered at the inbox that they name, once each.
+        answers: Whether questions may be answered at the inbox that they name.
     """
 
     publish_allow: tuple[str, ...]
@@ -166,7 +168,7 @@ def users_config(users: Sequence[User], *, subjects: Subjects) -> str:
         lines += [f"        publish: {{ allow: {_list(granted.publish_allow)} }}"]
         lines += [f"        subscribe: {{ allow: {_list(granted.subscribe_allow)} }}"]
         if granted.answers:
-            lines += [f'        allow_responses: {{ max: 1, expires: "{ANSWER_S}s" }}']
+            lines += [f'        allow_responses: {{ max: {ANSWER_MESSAGES_MAX}, expires: "{ANSWER_S}s" }}']
         lines += ["    } }"]
     return "\n".join([*lines, "  ]", "}", ""])
 
@@ -182,7 +184,7 @@ def _as_json(user: User, granted: Permissions) -> dict[str, Any]:
         "subscribe": {"allow": list(granted.subscribe_allow)},
     }
     if granted.answers:
-        permissions["allow_responses"] = {"max": 1, "expires_s": ANSWER_S}
+        permissions["allow_responses"] = {"max": ANSWER_MESSAGES_MAX, "expires_s": ANSWER_S}
     return {"name": user.name, "roles": list(user.roles), "nkey": user.nkey, "permissions": permissions}
 
 
@@ -192,9 +194,9 @@ def _check_users(users: Sequence[User]) -> None:
             raise InvalidArgumentError(
                 f"user {user.name} has no key: name it as ROLE:{user.name}:NKEY, or generate one"
             )
-    names, keys = [user.name for user in users], [user.nkey for user in users]
+    names, keys = [user.name for user in users], [str(user.nkey) for user in users]
     for many in (names, keys):
-        twice = sorted({str(one) for one in many if many.count(one) > 1})
+        twice = sorted({one for one in many if many.count(one) > 1})
         if twice:
             raise InvalidArgumentError(
                 f"{', '.join(twice)}: there twice; one process with several roles is ROLE+ROLE:NAME"
