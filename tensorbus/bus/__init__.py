@@ -8,6 +8,7 @@ from tensorbus.bus._grants import Permissions, Role, User, grants, parse_user, u
 from tensorbus.bus._health import Health, health_of
 from tensorbus.bus._memory import Fault, MemoryBus, MemoryCluster
 from tensorbus.bus._migrate import Migrated, migrate
+from tensorbus.bus._monitor import Monitored, monitor_of, monitored
 from tensorbus.bus._nats import NatsBus
 from tensorbus.bus._port import (
     Appended,
@@ -38,6 +39,7 @@ __all__ = [
     "MemoryCluster",
     "Message",
     "Migrated",
+    "Monitored",
     "NatsAuth",
     "NatsBus",
     "Permissions",
@@ -54,6 +56,8 @@ __all__ = [
     "grants",
     "health_of",
     "migrate",
+    "monitor_of",
+    "monitored",
     "new_seed",
     "parse_user",
     "provision",

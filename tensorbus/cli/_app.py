@@ -33,6 +33,7 @@ COMMANDS: Final = {
     "stats": "_log:stats",
     "config": "_config:config",
     "doctor": "_doctor:doctor",
+    "bus": "_bus:bus",
 }
 
 

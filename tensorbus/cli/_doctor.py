@@ -12,13 +12,11 @@ import click
 from tensorbus.cli._checks import check_all
 from tensorbus.cli._errors import EXIT_OTHER
 from tensorbus.cli._options import NATS, json_option, takes_flags
-from tensorbus.cli._output import emit_json
-from tensorbus.cli._verdict import State, Verdict
+from tensorbus.cli._verdict import State, Verdict, show
 from tensorbus.config import ENV_PREFIX, Resolved, load
 from tensorbus.errors import InvalidArgumentError
 
 FLAGS: Final = ("home", "host_id", "nats_url", *NATS, "subject_prefix", "pool_bytes")
-_MARKS: Final = {State.OK: "ok   ", State.WARNING: "note ", State.WRONG: "WRONG"}
 
 
 @click.command(short_help="Check everything; say what is wrong.")
@@ -33,12 +31,7 @@ def doctor(ctx: click.Context, flags: dict[str, object], *, as_json: bool) -> No
     resolved, verdicts = _settings(flags)
     verdicts += asyncio.run(check_all(resolved))
     for verdict in verdicts:
-        if as_json:
-            emit_json(verdict)
-        else:
-            print(f"{_MARKS[verdict.state]}  {verdict.check:10}  {verdict.found}")
-            if verdict.advice:
-                print(f"{'':19}-> {verdict.advice}")
+        show(verdict, as_json=as_json)
     if any(verdict.state is State.WRONG for verdict in verdicts):
         ctx.exit(EXIT_OTHER)
 

@@ -51,6 +51,7 @@ _METAVARS: Final = {
     "nats_tls_cert": "FILE",
     "nats_tls_key": "FILE",
     "nats_replicas": "NUMBER",
+    "nats_user": "NAME",
     "timeout_s": "SECONDS",
     "session_ttl_s": "SECONDS",
     "heartbeat_s": "SECONDS",

@@ -1,4 +1,4 @@
-"""What a check of `tensorbus doctor` says."""
+"""What a check of `tensorbus doctor` or `tensorbus bus check` says."""
 
 from __future__ import annotations
 
@@ -6,6 +6,9 @@ import shlex
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
+from typing import Final
+
+from tensorbus.cli._output import emit_json
 
 
 class State(StrEnum):
@@ -28,6 +31,19 @@ class Verdict:
     state: State
     found: str
     advice: str = ""
+
+
+_MARKS: Final = {State.OK: "ok   ", State.WARNING: "note ", State.WRONG: "WRONG"}
+
+
+def show(verdict: Verdict, *, as_json: bool) -> None:
+    """Print it, for people or as JSON."""
+    if as_json:
+        emit_json(verdict)
+        return
+    print(f"{_MARKS[verdict.state]}  {verdict.check:10}  {verdict.found}")
+    if verdict.advice:
+        print(f"{'':19}-> {verdict.advice}")
 
 
 def command(*words: str | Path) -> str:

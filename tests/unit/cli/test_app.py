@@ -48,10 +48,20 @@ def test_an_error_is_reported_as_text_or_json(capsys: pytest.CaptureFixture[str]
     assert json.loads(capsys.readouterr().err) == {"error": errors.to_wire(error)}
 
 
+def help_of(command: str, capsys: pytest.CaptureFixture[str]) -> str:
+    """The help of a command, or of all commands of a group."""
+    assert run([command, "--help"]) == 0
+    found = app.cli.get_command(click.Context(app.cli), command)
+    if isinstance(found, click.Group):
+        capsys.readouterr()
+        for one in found.commands:
+            assert run([command, one, "--help"]) == 0
+    return capsys.readouterr().out
+
+
 @pytest.mark.parametrize("command", COMMANDS)
 def test_every_command_has_help_and_json(command: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run([command, "--help"]) == 0
-    text = capsys.readouterr().out
+    text = help_of(command, capsys)
     assert "--json" in text
     assert "--home" in text
     assert "--parent" not in text
