@@ -8,7 +8,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Coroutine, Iterator
 from typing import TYPE_CHECKING, Any, Final, Self, TypeVar
 
-from tensorbus.errors import InvalidArgumentError, NotFoundError
+from tensorbus.errors import InvalidArgumentError, NotFoundError, OutOfSpaceError
 from tensorbus.ids import CONTENT_PREFIX, RANDOM_PREFIX, VIEW_PREFIX
 from tensorbus.sdk._artifact import AsyncArtifact
 from tensorbus.sdk._names import check_ref
@@ -65,7 +65,8 @@ class AsyncQueries:
             rows: How many rows to give at most; ``None`` leaves it to the store's own limits.
             at_least: A position that the store must have folded, as mutations give it.
             store: The store to ask; any when ``None``.
-            timeout: Seconds until the first rows, and for each further piece; the bus's default when ``None``.
+            timeout: Seconds until the first rows, and for each further piece; the bus's default when ``None``. The
+                statement itself is given up after the first ``timeout``, also if its rows are still being read.
 
         Returns:
             The rows: ``await result.dicts()``, ``.arrow()`` or ``.pandas()``, or ``async for batch in
@@ -105,11 +106,12 @@ class AsyncQueries:
         Raises:
             NotFoundError: If the history does not reach back so far; ``details["first"]`` is where it begins.
             InvalidArgumentError: If the moment is beyond the store's position; UnavailableError: If no store runs.
+            OutOfSpaceError: If it has more rows than a store gives at once; :meth:`query` can ask for parts of it.
         """
         deadline = self._core.begin(timeout, "state")
         args = {"at": moment(at), "at_least": at_least_seq(at_least)}
         async with await ask(self._core, "state", args, deadline=deadline, timeout=timeout) as found:
-            table = await found.arrow()
+            table = await _whole(found)
             return await asyncio.to_thread(
                 lambda: state_of(to_dicts(table), position=found.position, first=found.first)
             )
@@ -128,7 +130,7 @@ class AsyncQueries:
             raise InvalidArgumentError("diff() needs the moment to begin with")
         args = {"from": moment(from_, "from_"), "to": moment(to, "to"), "at_least": at_least_seq(at_least)}
         async with await ask(self._core, "diff", args, deadline=deadline, timeout=timeout) as found:
-            table = await found.arrow()
+            table = await _whole(found)
             return await asyncio.to_thread(lambda: [change_of(row) for row in to_dicts(table)])
 
     async def history(
@@ -341,6 +343,17 @@ class Queries(ABC):
     def store_tables(self, *, timeout: float | None = None) -> list[dict[str, Any]]:
         """The tables that :meth:`query` can ask; see :meth:`AsyncBus.store_tables`."""
         return self._run(self._bus.store_tables(timeout=timeout))
+
+
+async def _whole(found: AsyncQueryResult) -> pa.Table:
+    """All rows of an answer that would be wrong without some of them."""
+    table = await found.arrow()
+    if found.truncated:
+        raise OutOfSpaceError(
+            f"there are more than the {table.num_rows} rows that a store gives at once; ask for a part of them in SQL",
+            rows=table.num_rows,
+        )
+    return table
 
 
 def _check_sql(sql: object) -> str:

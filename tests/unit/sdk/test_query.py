@@ -185,6 +185,11 @@ async def test_state_and_diff(home: Path) -> None:
         changes = await bus.diff(5, {"TB": 9})
         assert (store.last["from"], store.last["to"]) == ({"seq": 5}, {"seq": 9})
         assert changes == [tb.StateChange(change="added", kind="key", before=None, after={"key": "k"})]
+        store.truncated = True
+        for asking_for in (bus.state(), bus.diff(5)):
+            with pytest.raises(tb.OutOfSpaceError, match="in SQL"):
+                await asking_for
+        store.truncated = False
         await bus.diff(5)
         assert store.last["to"] is None
         with pytest.raises(InvalidArgumentError):
