@@ -2,11 +2,13 @@
 
 from tensorbus.bus._admin import BusAdmin, BusReport, StreamCopy, StreamReport, UserReport
 from tensorbus.bus._append import append
+from tensorbus.bus._ask import Handler
 from tensorbus.bus._auth import NatsAuth, new_seed, public_key
 from tensorbus.bus._blobs import get_blob, put_blob
 from tensorbus.bus._grants import Permissions, Role, User, grants, parse_user, users_config, users_json
 from tensorbus.bus._health import Health, health_of
-from tensorbus.bus._memory import Fault, MemoryBus, MemoryCluster
+from tensorbus.bus._memory import MemoryBus
+from tensorbus.bus._memory_cluster import Fault, MemoryCluster
 from tensorbus.bus._migrate import Migrated, migrate
 from tensorbus.bus._monitor import Monitored, monitor_of, monitored
 from tensorbus.bus._nats import NatsBus
@@ -32,6 +34,7 @@ __all__ = [
     "Conflict",
     "EmbeddedServer",
     "Fault",
+    "Handler",
     "Health",
     "Heartbeat",
     "LogInfo",

@@ -6,158 +6,36 @@ No threads and no time but the running loop's, so that a simulator's virtual tim
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
-from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 
-from tensorbus.bus._beats import MARKER, MARKER_TTL_S, TTL, Heartbeats
-from tensorbus.bus._memory_stream import MemoryStream, Refused
+from tensorbus.bus._ask import (
+    ABSENT_S,
+    HEADERS_BYTES,
+    RETURN_S,
+    STILL_WORKING,
+    Answer,
+    Desk,
+    Handler,
+    check_size,
+)
+from tensorbus.bus._beats import TTL, Heartbeats
+from tensorbus.bus._memory_ask import Listening
+from tensorbus.bus._memory_cluster import NO_FAULT, Fault, MemoryCluster
+from tensorbus.bus._memory_stream import Refused
 from tensorbus.bus._port import Heartbeat, LogInfo, Message, Reader, StreamLimits, WrongSequenceError
 from tensorbus.bus._position import Position
-from tensorbus.clock import Clock, Deadline, LoopClock
+from tensorbus.clock import Deadline
 from tensorbus.errors import DeniedError, InvalidArgumentError, OutOfSpaceError, UnavailableError
 from tensorbus.events import MSG_ID, Subjects
 
 RESEND_S: Final = 2.0
 BATCH_MAX: Final = 512
-BACKLOG_MAX: Final = 1 << 20
+ASK_AGAIN_S: Final = 0.05
+MESSAGE_BYTES_MAX: Final = 1 << 20
 T = TypeVar("T")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Fault:
-    """What happens to one request on its way.
-
-    Attributes:
-        delay_s: Seconds until the server has it.
-        lose_request: The server never has it.
-        lose_reply: The server acts on it and nobody hears.
-        repeat: The server has it twice.
-        refuse: The server denies it.
-    """
-
-    delay_s: float = 0.0
-    lose_request: bool = False
-    lose_reply: bool = False
-    repeat: bool = False
-    refuse: bool = False
-
-
-NO_FAULT: Final = Fault()
-
-
-class MemoryCluster:
-    """The state that buses share: a log, a live stream, and the switches of a test.
-
-    Args:
-        subjects: The subjects' prefix.
-        clock: Gives stored messages their time.
-        first_seq: The log's first sequence.
-        replicated: Answer a repeated message id before comparing sequences, as three servers do; one compares first.
-    """
-
-    def __init__(
-        self,
-        subjects: Subjects | None = None,
-        *,
-        clock: Clock | None = None,
-        first_seq: int = 1_700_000_000_000_000,
-        replicated: bool = False,
-    ) -> None:
-        self.subjects = subjects or Subjects()
-        self.replicated = replicated
-        self.on_publish: Callable[[str, Mapping[str, str]], Fault] | None = None
-        """Asked for every publish and heartbeat."""
-        self.on_deliver: Callable[[Message], float] | None = None
-        """Seconds by which a batch that begins with a message reaches a reader later."""
-        self.readers: dict[MemoryReader, None] = {}
-        self._clock = clock or LoopClock()
-        self._limits = StreamLimits()
-        self._paused = False
-        self._backlog: list[Callable[[], None]] = []
-        self._first_seq = first_seq
-        self.log = self._stream(self.subjects.log_stream, first_seq)
-        self.live: MemoryStream | None = None
-
-    @property
-    def paused(self) -> bool:
-        return self._paused
-
-    def pause(self) -> None:
-        """Stop the server as SIGSTOP does: requests wait in its sockets, and are acted on afterwards."""
-        self._paused = True
-
-    def resume(self) -> None:
-        self._paused = False
-        backlog, self._backlog = self._backlog, []
-        for action in backlog:
-            self.submit(action)
-        self.wake()
-
-    def restart(self) -> None:
-        """Lose what a single server keeps in memory only: the live stream."""
-        if self.live is not None:
-            self._first_seq = max(self._first_seq, self.live.last_seq + 1)
-        self.live = None
-        self.wake()
-
-    def limit(self, limits: StreamLimits) -> None:
-        self._limits = limits
-        self.log.limits = limits
-
-    def submit(self, action: Callable[[], None]) -> None:
-        """Let the server act, now or when it goes on."""
-        if not self._paused:
-            action()
-        elif len(self._backlog) < BACKLOG_MAX:
-            self._backlog.append(action)
-
-    def store(self, subject: str, data: bytes, headers: Mapping[str, str]) -> int:
-        """Act on a publish as the stream of its subject does."""
-        if self.log.takes(subject):
-            seq = self.log.store(subject, data, headers)
-        elif self.live is not None and self.live.takes(subject):
-            seq = self.live.store(subject, data, headers)
-            self._expire_later(self.live, subject, seq, float(headers[TTL].rstrip("s")))
-        else:
-            raise Refused(UnavailableError(f"there is no stream for {subject}"))
-        self.wake()
-        return seq
-
-    def ensure_live(self) -> MemoryStream:
-        if self.live is None:
-            self.live = self._stream(self.subjects.live_stream, self._first_seq)
-            self.live.keeps_last_only = True
-        return self.live
-
-    def wake(self) -> None:
-        for reader in self.readers:
-            reader.wake()
-
-    def _stream(self, name: str, first_seq: int) -> MemoryStream:
-        return MemoryStream(
-            self.subjects.streams[name],
-            first_seq=first_seq,
-            wall_ns=self._clock.wall_ns,
-            limits=self._limits,
-            replicated=self.replicated,
-        )
-
-    def _expire_later(self, live: MemoryStream, subject: str, seq: int, ttl_s: float) -> None:
-        loop = asyncio.get_running_loop()
-
-        def expire() -> None:
-            if self.live is live and live.remove(seq):
-                marker = live.store(subject, b"", {MARKER: "MaxAge", TTL: f"{MARKER_TTL_S}s"})
-                loop.call_later(MARKER_TTL_S, lambda: self.submit(lambda: _drop(live, marker)))
-                self.wake()
-
-        loop.call_later(ttl_s, lambda: self.submit(expire))
-
-
-def _drop(live: MemoryStream, seq: int) -> None:
-    live.remove(seq)
 
 
 class MemoryReader(Position):
@@ -237,6 +115,8 @@ class MemoryBus:
         self._waiting: dict[asyncio.Future[Any], None] = {}
         self._on_lost: dict[object, Callable[[], None]] = {}
         self._beats = 0
+        self._questions = 0
+        self._lost_at = -math.inf
 
     @property
     def subjects(self) -> Subjects:
@@ -254,6 +134,7 @@ class MemoryBus:
     def disconnect(self) -> None:
         """Cut the connection: answers under way are lost, what follows waits for :meth:`reconnect`."""
         self._up.clear()
+        self._lost_at = asyncio.get_running_loop().time()
         self._lose_answers()
         for callback in list(self._on_lost.values()):
             callback()
@@ -297,6 +178,9 @@ class MemoryBus:
     async def last_on(self, filter_subject: str, *, deadline: Deadline) -> Message | None:
         return await self._request(lambda: self.cluster.log.last_on(filter_subject), deadline)
 
+    async def subjects_on(self, filter_subject: str, *, deadline: Deadline) -> list[str]:
+        return await self._request(lambda: self.cluster.log.subjects_on(filter_subject), deadline)
+
     async def last_seq(self, *, deadline: Deadline) -> int:
         return await self._request(lambda: self.cluster.log.last_seq, deadline)
 
@@ -308,6 +192,80 @@ class MemoryBus:
             raise InvalidArgumentError("a purge needs a filter")
         log = self.cluster.log
         return await self._request(lambda: log.purge(filter_subject, upto=upto, keep_last=keep_last), deadline)
+
+    @property
+    def max_payload(self) -> int:
+        return MESSAGE_BYTES_MAX - HEADERS_BYTES
+
+    async def ask(self, subject: str, data: bytes, *, deadline: Deadline) -> bytes:
+        check_size("a question", subject, len(data), self.max_payload)
+        self._questions += 1
+        key, loop, sent = f"{id(self)}-{self._questions}", asyncio.get_running_loop(), False
+        began = loop.time()
+        while True:
+            await self._connected(deadline, sent=sent)
+            sent = True
+            try:
+                found = await self._ask_once(subject, data, key, deadline)
+            except _NoAnswer:
+                if deadline.left() == 0.0:
+                    raise deadline.error() from None
+                continue
+            if found is not None:
+                return found.value(subject)
+            left, now = deadline.left(), loop.time()
+            silent = now - began >= ABSENT_S and now - self._lost_at >= RETURN_S
+            if silent or (left is not None and left <= ASK_AGAIN_S):
+                raise UnavailableError(f"nobody answers at {subject}", subject=subject)
+            await asyncio.sleep(ASK_AGAIN_S)
+
+    async def _ask_once(self, subject: str, data: bytes, key: str, deadline: Deadline) -> Answer | None:
+        """One attempt; ``None`` if nobody listens."""
+        loop = asyncio.get_running_loop()
+        found: asyncio.Future[Answer | None] = loop.create_future()
+        timer = _patience(found, deadline)
+
+        def hear(answer: Answer | None) -> None:
+            nonlocal timer
+            timer.cancel()
+            if answer is STILL_WORKING and not found.done():
+                timer = _patience(found, deadline)
+            elif not found.done():
+                found.set_result(answer)
+
+        def deliver() -> None:
+            listening = self.cluster.switchboard.next_for(subject)
+            if not listening:
+                hear(None)
+            for one in listening:
+
+                async def reply(answer: Answer, one: Listening = one) -> None:
+                    if one.reachable():
+                        self.cluster.submit(lambda: hear(answer))
+
+                one.desk.accept(data, key=key, left_s=deadline.left(), reply=reply)
+
+        self.cluster.submit(deliver)
+        self._waiting[found] = None
+        try:
+            return await found
+        finally:
+            timer.cancel()
+            del self._waiting[found]
+
+    @asynccontextmanager
+    async def answer(self, subject: str, handler: Handler, *, queue: str) -> AsyncIterator[None]:
+        if not queue:
+            raise InvalidArgumentError("who answers needs a queue, so that one of several answers each question")
+        await self._connected(Deadline(None), sent=False)
+        desk = Desk(subject, handler, bytes_max=lambda: self.max_payload)
+        listening = Listening(subject, queue, desk, lambda: self.connected)
+        self.cluster.switchboard.add(listening)
+        try:
+            yield
+        finally:
+            self.cluster.switchboard.remove(listening)
+            await desk.close()
 
     def read(self, filter_subject: str, *, after: int) -> AbstractAsyncContextManager[Reader]:
         return MemoryReader(self, filter_subject=filter_subject, after=after, live=False)
@@ -401,8 +359,7 @@ class MemoryBus:
                 loop.call_later(fault.delay_s, lambda: self.cluster.submit(act))
             else:
                 self.cluster.submit(act)
-        left = deadline.left()
-        timer = loop.call_later(RESEND_S if left is None else min(left, RESEND_S), _give_up, answer)
+        timer = _patience(answer, deadline)
         self._waiting[answer] = None
         try:
             return await answer
@@ -413,6 +370,12 @@ class MemoryBus:
 
 class _NoAnswer(Exception):
     """Nobody answered in time, or the connection was lost."""
+
+
+def _patience(answer: asyncio.Future[Any], deadline: Deadline) -> asyncio.TimerHandle:
+    """Give up after a silence, or at the deadline."""
+    left = deadline.left()
+    return answer.get_loop().call_later(RESEND_S if left is None else min(left, RESEND_S), _give_up, answer)
 
 
 def _give_up(answer: asyncio.Future[Any]) -> None:

@@ -155,6 +155,10 @@ class MemoryStream:
         if self._bytes + nbytes > self.limits.log_bytes_max:
             raise Refused(OutOfSpaceError("the bus is full: maximum bytes exceeded", subject=subject))
 
+    def subjects_on(self, pattern: str) -> list[str]:
+        """The subjects that a filter matches and that have messages."""
+        return sorted(subject for subject, seqs in self._by_subject.items() if seqs and matches(pattern, subject))
+
     def _matching(self, pattern: str) -> list[list[int]]:
         if not _is_wild(pattern):
             return [seqs] if (seqs := self._by_subject.get(pattern)) else []

@@ -10,9 +10,11 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager, context
 from datetime import datetime
 from typing import Any, Final
 
+from tensorbus.bus._ask import Handler
 from tensorbus.bus._auth import NatsAuth
 from tensorbus.bus._beats import TTL, Heartbeats
 from tensorbus.bus._link import Link, Refused
+from tensorbus.bus._nats_ask import answer, ask, max_payload
 from tensorbus.bus._port import Heartbeat, LogInfo, Message, Reader, StreamLimits
 from tensorbus.bus._reader import NatsReader
 from tensorbus.bus._requests import NoStreamError, Requests
@@ -123,6 +125,16 @@ class NatsBus:
     async def last_on(self, filter_subject: str, *, deadline: Deadline) -> Message | None:
         return await self._message({"last_by_subj": filter_subject}, deadline)
 
+    async def subjects_on(self, filter_subject: str, *, deadline: Deadline) -> list[str]:
+        found: list[str] = []
+        while True:
+            question = {"subjects_filter": filter_subject, "offset": len(found)}
+            info = await self._requests.api(f"STREAM.INFO.{self._subjects.log_stream}", question, deadline=deadline)
+            page = info["state"].get("subjects") or {}
+            found += page
+            if not page or len(found) >= int(info.get("total", 0)):
+                return sorted(found)
+
     async def last_seq(self, *, deadline: Deadline) -> int:
         return (await self.log_state(deadline=deadline)).last_seq
 
@@ -142,6 +154,16 @@ class NatsBus:
         body = {"filter": filter_subject, "seq": before}
         answer = await self._requests.api(f"STREAM.PURGE.{self._subjects.log_stream}", body, deadline=deadline)
         return int(answer["purged"])
+
+    @property
+    def max_payload(self) -> int:
+        return max_payload(self._link)
+
+    async def ask(self, subject: str, data: bytes, *, deadline: Deadline) -> bytes:
+        return await ask(self._requests, subject, data, deadline=deadline)
+
+    def answer(self, subject: str, handler: Handler, *, queue: str) -> AbstractAsyncContextManager[None]:
+        return answer(self._link, subject, handler, queue=queue)
 
     def read(self, filter_subject: str, *, after: int) -> AbstractAsyncContextManager[Reader]:
         return NatsReader(

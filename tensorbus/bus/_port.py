@@ -8,6 +8,7 @@ from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from dataclasses import dataclass
 from typing import Protocol
 
+from tensorbus.bus._ask import Handler
 from tensorbus.clock import Deadline
 from tensorbus.errors import ConflictError
 from tensorbus.events import Subjects
@@ -165,6 +166,51 @@ class Bus(Protocol):
 
     async def last_on(self, filter_subject: str, *, deadline: Deadline) -> Message | None:
         """The last message of the log stream on a filter (wildcards allowed)."""
+        ...
+
+    async def subjects_on(self, filter_subject: str, *, deadline: Deadline) -> list[str]:
+        """The subjects of the log stream that a filter matches and that have messages now, in order."""
+        ...
+
+    @property
+    def max_payload(self) -> int:
+        """Size in bytes of the largest question or answer; what is larger goes in several."""
+        ...
+
+    async def ask(self, subject: str, data: bytes, *, deadline: Deadline) -> bytes:
+        """Ask one of those who answer at a subject, not by way of a stream.
+
+        The question is repeated when its answer may be lost (a server died, or who worked on it), so it must be safe to
+        answer it twice.
+
+        Args:
+            subject: Such as :meth:`tensorbus.events.Subjects.rpc` gives.
+            data: At most :attr:`max_payload` bytes.
+            deadline: Who answers stops working on it then, too.
+
+        Raises:
+            UnavailableError: If nobody listens there. Who lost its connection is waited for, for some seconds.
+            DeadlineExceededError: If no answer came within the deadline.
+            DeniedError: If the server refuses the subject.
+            InvalidArgumentError: If the question or the answer is too large.
+            OutOfSpaceError: If who answers has too many questions already.
+            TensorbusError: Whatever the handler raised, as the same class.
+        """
+        ...
+
+    def answer(self, subject: str, handler: Handler, *, queue: str) -> AbstractAsyncContextManager[None]:
+        """Answer questions at a subject for as long as the context is open, also after the connection came back.
+
+        Each question goes to one of those that share a queue. At most ``ANSWERS_MAX`` are worked on at once, further
+        ones are refused. Leaving the context cancels what is under way: who asked asks the next one.
+
+        Args:
+            handler: Gets the question and gives the answer. The typed errors that it raises go to who asked.
+
+        Raises:
+            DeniedError: If the server does not let this connection listen there.
+            UnavailableError: If the bus is closed.
+        """
         ...
 
     def read(self, filter_subject: str, *, after: int) -> AbstractAsyncContextManager[Reader]:

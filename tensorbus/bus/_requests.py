@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -11,6 +12,7 @@ from typing import Any, Final
 
 from nats.aio.msg import Msg
 
+from tensorbus.bus._ask import WORKING
 from tensorbus.bus._link import Link, Refused
 from tensorbus.bus._port import WrongSequenceError
 from tensorbus.clock import Deadline
@@ -49,7 +51,20 @@ class NoStreamError(UnavailableError):
 @dataclass(slots=True)
 class _Waiting:
     subject: str
+    deadline: Deadline
     future: asyncio.Future[Msg | None]
+    timer: asyncio.TimerHandle | None = None
+
+    def wait(self) -> None:
+        """Count the silence from now."""
+        self.forget()
+        left = self.deadline.left()
+        wait_s = RESEND_S if left is None else min(left, RESEND_S)
+        self.timer = self.future.get_loop().call_later(wait_s, _give_up, self.future)
+
+    def forget(self) -> None:
+        if self.timer is not None:
+            self.timer.cancel()
 
 
 @dataclass(slots=True)
@@ -77,9 +92,12 @@ class Requests:
         self._generation = -1
         self._deaf = -2
         self._subscribing = asyncio.Lock()
+        self.lost_at = -math.inf
+        """When the connection was lost last, in the loop's time."""
         link.listen(self)
 
     def on_lost(self) -> None:
+        self.lost_at = asyncio.get_running_loop().time()
         self._deaf = -2  # permissions may have been mended when it comes back
         for entry in self._waiting.values():
             if not entry.future.done():
@@ -151,22 +169,25 @@ class Requests:
         self, token: str, subject: str, data: bytes, headers: Mapping[str, str] | None, deadline: Deadline
     ) -> tuple[Msg | None, bool]:
         loop = asyncio.get_running_loop()
-        entry = _Waiting(subject, loop.create_future())
+        entry = _Waiting(subject, deadline, loop.create_future())
         self._waiting[token] = entry
-        left = deadline.left()
-        timer = loop.call_later(RESEND_S if left is None else min(left, RESEND_S), _give_up, entry.future)
+        entry.wait()
         try:
             if not await self.link.send(subject, data, reply=self._inbox + token, headers=headers):
                 await asyncio.sleep(NOT_SENT_PAUSE_S)
                 return None, False
             return await entry.future, True
         finally:
-            timer.cancel()
+            entry.forget()
             del self._waiting[token]
 
     def _on_reply(self, msg: Msg) -> None:
         entry = self._waiting.get(msg.subject[len(self._inbox) :])
-        if entry is not None and not entry.future.done():
+        if entry is None or entry.future.done():
+            return
+        if msg.headers is not None and WORKING in msg.headers:
+            entry.wait()
+        else:
             entry.future.set_result(msg)
 
     async def api(self, verb: str, body: Mapping[str, Any] | None = None, *, deadline: Deadline) -> dict[str, Any]:
@@ -267,6 +288,8 @@ def translate(error: Mapping[str, Any], *, subject: str, headers: Mapping[str, s
         return InvalidArgumentError(f"{subject}: {text}", code=code)
     if code in _FULL or _FULL_TEXT.search(text):
         return OutOfSpaceError(f"the bus is full: {text}", code=code, subject=subject)
+    if "not permitted" in text:
+        return DeniedError(f"{subject}: {text}", code=code)
     if error.get("code") == 404:
         return NotFoundError(f"{subject}: {text}", code=code)
     if error.get("code") == 400:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, Protocol
 
 import pytest
@@ -17,6 +18,7 @@ from tensorbus.bus import (
     Appended,
     Bus,
     Conflict,
+    Handler,
     Message,
     Reader,
     StreamLimits,
@@ -29,9 +31,12 @@ from tensorbus.bus import (
 from tensorbus.clock import Deadline
 from tensorbus.errors import (
     CorruptError,
+    DeadlineExceededError,
+    ErrorKind,
     InvalidArgumentError,
     NotFoundError,
     OutOfSpaceError,
+    TensorbusError,
     UnavailableError,
 )
 from tensorbus.events import MSG_ID, BlobRef, Headers, KeyBound, ReplicaAdded, Subjects, Tier, aggregate_of
@@ -81,6 +86,10 @@ async def take(reader: Reader, count: int) -> list[Message]:
         while len(found) < count:
             found.extend(await anext(aiter(reader)))
     return found
+
+
+async def echo(question: bytes) -> bytes:
+    return question
 
 
 def seqs(messages: Sequence[Message]) -> list[int]:
@@ -298,6 +307,16 @@ class BusContract:
         assert await append(bus, key_bound(), headers(0), deadline=soon()) == Conflict(second.seq)
         assert isinstance(await append(bus, key_bound(), headers(second.seq), deadline=soon()), Appended)
 
+    async def test_the_subjects_of_a_filter_are_those_with_messages(self, backend: Backend) -> None:
+        bus = await backend.connect()
+        for subject in ("tb.blob.b.0.w1", "tb.blob.a.1.w1", "tb.blob.a.0.w1", "tb.ev.replica.a.w1"):
+            written = await fill(bus, 2, subject=subject)
+        found = ["tb.blob.a.0.w1", "tb.blob.a.1.w1", "tb.blob.b.0.w1"]
+        assert await bus.subjects_on("tb.blob.>", deadline=soon()) == found
+        await bus.purge("tb.blob.a.>", upto=written[-1], keep_last=False, deadline=soon())
+        assert await bus.subjects_on("tb.blob.>", deadline=soon()) == found[2:]
+        assert await bus.subjects_on("tb.snap.>", deadline=soon()) == []
+
     async def test_a_purge_makes_room(self, backend: Backend) -> None:
         bus = await backend.connect(prefix="small", limits=StreamLimits(log_bytes_max=20_000))
         stored: list[int] = []
@@ -438,6 +457,170 @@ class BusContract:
                     await waiting
             written = await fill(bus, 2)
             assert seqs(await take(reader, 2)) == written
+
+    # --------------------------------------------------------------------------------------------------- questions
+
+    async def test_a_question_is_answered(self, backend: Backend) -> None:
+        bus, other = await backend.connect(), await backend.connect()
+        subject = bus.subjects.rpc("echo")
+        async with other.answer(subject, echo, queue="q"):
+            assert await bus.ask(subject, b"what?", deadline=soon()) == b"what?"
+            assert await bus.ask(subject, b"", deadline=soon()) == b""
+            assert await other.ask(subject, b"mine", deadline=soon()) == b"mine"
+
+    async def test_each_question_goes_to_one_of_a_queue(self, backend: Backend) -> None:
+        buses = [await backend.connect() for _ in range(3)]
+        subject, answered = buses[0].subjects.rpc("count"), [0, 0]
+
+        def counting(n: int) -> Handler:
+            async def handle(question: bytes) -> bytes:
+                answered[n] += 1
+                return question
+
+            return handle
+
+        async with (
+            buses[0].answer(subject, counting(0), queue="q"),
+            buses[1].answer(subject, counting(1), queue="q"),
+        ):
+            for n in range(40):
+                assert await buses[2].ask(subject, str(n).encode(), deadline=soon()) == str(n).encode()
+        assert sum(answered) == 40
+        assert min(answered) > 0
+
+    async def test_nobody_there_is_said_soon(self, backend: Backend) -> None:
+        bus = await backend.connect()
+        subject = bus.subjects.rpc("nobody")
+        async with asyncio.timeout(5):
+            with pytest.raises(UnavailableError, match=r"nobody answers at tb\.rpc\.nobody"):
+                await bus.ask(subject, b"?", deadline=soon())
+        with pytest.raises(UnavailableError):
+            await bus.ask(subject, b"?", deadline=soon(0.2))
+        async with bus.answer(subject, echo, queue="q"):
+            pass
+        with pytest.raises(UnavailableError):
+            await bus.ask(subject, b"?", deadline=soon())
+
+    async def test_who_comes_a_moment_late_still_answers(self, backend: Backend) -> None:
+        bus, other = await backend.connect(), await backend.connect()
+        subject = bus.subjects.rpc("late")
+        async with asyncio.TaskGroup() as group:
+            asking = group.create_task(bus.ask(subject, b"?", deadline=soon()))
+            await asyncio.sleep(0.1)
+            async with other.answer(subject, echo, queue="q"):
+                assert await asking == b"?"
+
+    async def test_an_error_comes_back_as_what_it_was(self, backend: Backend) -> None:
+        bus, other = await backend.connect(), await backend.connect()
+        subject = bus.subjects.rpc("fail")
+
+        async def fail(question: bytes) -> bytes:
+            if question == b"typed":
+                raise NotFoundError("no such thing", artifact="a", path=Path("/x"))
+            raise ZeroDivisionError("oops")
+
+        async with other.answer(subject, fail, queue="q"):
+            with pytest.raises(NotFoundError, match="no such thing") as caught:
+                await bus.ask(subject, b"typed", deadline=soon())
+            assert caught.value.details == {"artifact": "a", "path": "/x"}
+            with pytest.raises(TensorbusError, match="oops") as bare:
+                await bus.ask(subject, b"bare", deadline=soon())
+            assert bare.value.kind is ErrorKind.INTERNAL
+
+    async def test_questions_and_answers_have_a_largest_size(self, backend: Backend) -> None:
+        bus, other = await backend.connect(), await backend.connect()
+        subject, most = bus.subjects.rpc("size"), bus.max_payload
+        assert most >= 512 * 1024
+
+        async def grow(question: bytes) -> bytes:
+            return bytes(int(question.strip()))
+
+        async with other.answer(subject, grow, queue="q"):
+            assert await bus.ask(subject, str(most).encode().rjust(most), deadline=soon()) == bytes(most)
+            with pytest.raises(InvalidArgumentError, match="an answer"):
+                await bus.ask(subject, str(most + 1).encode(), deadline=soon())
+            with pytest.raises(InvalidArgumentError, match="a question"):
+                await bus.ask(subject, bytes(most + 1), deadline=soon())
+
+    async def test_too_many_questions_are_refused(self, backend: Backend) -> None:
+        bus, other = await backend.connect(), await backend.connect()
+        subject, go = bus.subjects.rpc("busy"), asyncio.Event()
+
+        async def wait(question: bytes) -> bytes:
+            await go.wait()
+            return question
+
+        async with other.answer(subject, wait, queue="q"), asyncio.TaskGroup() as group:
+            asking = [group.create_task(bus.ask(subject, b"?", deadline=soon())) for _ in range(16)]
+            await asyncio.sleep(0.1)
+            with pytest.raises(OutOfSpaceError):
+                await bus.ask(subject, b"?", deadline=soon())
+            go.set()
+            assert [await one for one in asking] == [b"?"] * 16
+            assert await bus.ask(subject, b"again", deadline=soon()) == b"again"
+
+    async def test_a_long_answer_is_waited_for_and_asked_for_once(self, backend: Backend) -> None:
+        bus, other = await backend.connect(), await backend.connect()
+        subject, asked = bus.subjects.rpc("slow"), 0
+
+        async def slow(question: bytes) -> bytes:
+            nonlocal asked
+            asked += 1
+            await asyncio.sleep(2.5)  # longer than the silence after which a question is repeated
+            return question
+
+        async with other.answer(subject, slow, queue="q"):
+            assert await bus.ask(subject, b"?", deadline=soon()) == b"?"
+        assert asked == 1
+
+    async def test_nobody_works_for_who_has_given_up(self, backend: Backend) -> None:
+        bus, other = await backend.connect(), await backend.connect()
+        subject, ended = bus.subjects.rpc("for-ever"), asyncio.Event()
+
+        async def for_ever(_question: bytes) -> bytes:
+            try:
+                await asyncio.Event().wait()
+            finally:
+                ended.set()
+            return b""
+
+        async with other.answer(subject, for_ever, queue="q"):
+            with pytest.raises(DeadlineExceededError):
+                await bus.ask(subject, b"?", deadline=soon(0.3))
+            async with soon().scope():
+                await ended.wait()
+
+    async def test_who_leaves_hands_its_questions_to_the_next(self, backend: Backend) -> None:
+        bus, one, two = [await backend.connect() for _ in range(3)]
+        subject, working = bus.subjects.rpc("leave"), asyncio.Event()
+
+        async def never(_question: bytes) -> bytes:
+            working.set()
+            await asyncio.Event().wait()
+            return b""
+
+        async with asyncio.TaskGroup() as group:
+            async with one.answer(subject, never, queue="q"):
+                asking = group.create_task(bus.ask(subject, b"?", deadline=soon()))
+                await working.wait()
+            async with two.answer(subject, echo, queue="q"):
+                assert await asking == b"?"
+
+    async def test_a_closed_bus_neither_asks_nor_answers(self, backend: Backend) -> None:
+        bus = await backend.connect()
+        subject = bus.subjects.rpc("closed")
+        await bus.close()
+        with pytest.raises(UnavailableError):
+            await bus.ask(subject, b"?", deadline=soon(1))
+        with pytest.raises(UnavailableError):
+            async with bus.answer(subject, echo, queue="q"):
+                pass
+
+    async def test_who_answers_needs_a_queue(self, backend: Backend) -> None:
+        bus = await backend.connect()
+        with pytest.raises(InvalidArgumentError):
+            async with bus.answer(bus.subjects.rpc("x"), echo, queue=""):
+                pass
 
     # -------------------------------------------------------------------------------------------------- heartbeats
 

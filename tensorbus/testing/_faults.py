@@ -7,7 +7,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, 
 from contextlib import AbstractContextManager, aclosing, asynccontextmanager, contextmanager
 from typing import Any, Generic, TypeVar
 
-from tensorbus.bus import Bus, Heartbeat, LogInfo, Message, Reader, StreamLimits
+from tensorbus.bus import Bus, Handler, Heartbeat, LogInfo, Message, Reader, StreamLimits
 from tensorbus.bus._position import Position
 from tensorbus.clock import Deadline
 from tensorbus.errors import TensorbusError, UnavailableError
@@ -70,6 +70,9 @@ class SimBus:
     async def last_on(self, filter_subject: str, *, deadline: Deadline) -> Message | None:
         return await self._ask(lambda: self._inner.last_on(filter_subject, deadline=Deadline(REQUEST_S)), deadline)
 
+    async def subjects_on(self, filter_subject: str, *, deadline: Deadline) -> list[str]:
+        return await self._ask(lambda: self._inner.subjects_on(filter_subject, deadline=Deadline(REQUEST_S)), deadline)
+
     async def last_seq(self, *, deadline: Deadline) -> int:
         return await self._ask(lambda: self._inner.last_seq(deadline=Deadline(REQUEST_S)), deadline)
 
@@ -82,11 +85,55 @@ class SimBus:
 
         return await self._ask(remove, deadline)
 
+    async def beat(self, subject: str, *, ttl_s: int, deadline: Deadline) -> int:
+        return await self._ask(lambda: self._inner.beat(subject, ttl_s=ttl_s, deadline=Deadline(REQUEST_S)), deadline)
+
     def on_lost(self, callback: Callable[[], None]) -> AbstractContextManager[None]:
         return self._inner.on_lost(callback)
 
-    async def beat(self, subject: str, *, ttl_s: int, deadline: Deadline) -> int:
-        return await self._ask(lambda: self._inner.beat(subject, ttl_s=ttl_s, deadline=Deadline(REQUEST_S)), deadline)
+    @property
+    def max_payload(self) -> int:
+        return self._inner.max_payload
+
+    async def ask(self, subject: str, data: bytes, *, deadline: Deadline) -> bytes:
+        """As the port says. A question is repeated after a silence, and its first answer is taken, however late."""
+        limit = self._limit(deadline)
+        reply: asyncio.Future[bytes] = self._world.loop.create_future()
+
+        def question() -> Awaitable[bytes]:
+            return self._inner.ask(subject, data, deadline=Deadline(limit.left()))
+
+        async with limit.scope():
+            while not reply.done():
+                self._exchange(question, reply=reply)
+                await asyncio.wait({reply}, timeout=ATTEMPT_S)
+        return reply.result()
+
+    @asynccontextmanager
+    async def answer(self, subject: str, handler: Handler, *, queue: str) -> AsyncIterator[None]:
+        """As the port says. Questions and answers come late, and wait while the node is cut off."""
+
+        async def travel(question: bytes) -> bytes:
+            await self._reaches_node()
+            answered = self._node.spawn(handler(question), name=f"answer/{subject}", may_raise=(TensorbusError,))
+            try:
+                answer = await answered
+            finally:
+                answered.cancel()
+            await self._reaches_node()
+            return answer
+
+        async def listen() -> None:
+            async with self._inner.answer(subject, travel, queue=queue):
+                await asyncio.Event().wait()
+
+        stop = self._server.background(listen(), name=f"answers/{self._node.name}")
+        forget = self._node.on_crash(stop)
+        try:
+            yield
+        finally:
+            forget()
+            stop()
 
     @asynccontextmanager
     async def read(self, filter_subject: str, *, after: int) -> AsyncIterator[Reader]:
@@ -123,9 +170,7 @@ class SimBus:
             inbox.fail(UnavailableError("this connection to the bus is closed"))
 
     async def _ask(self, work: Callable[[], Awaitable[T]], deadline: Deadline) -> T:
-        if self._closed or self._world.over:
-            raise UnavailableError("this connection to the bus is closed")
-        limit = Deadline(REQUEST_S, what=deadline.what) if deadline.left() is None else deadline
+        limit = self._limit(deadline)
         async with limit.scope():
             while True:
                 reply: asyncio.Future[T] = self._world.loop.create_future()
@@ -138,6 +183,11 @@ class SimBus:
                     if not timer.expired():
                         raise
                     self._world.cover("fault.repeated")
+
+    def _limit(self, deadline: Deadline) -> Deadline:
+        if self._closed or self._world.over:
+            raise UnavailableError("this connection to the bus is closed")
+        return Deadline(REQUEST_S, what=deadline.what) if deadline.left() is None else deadline
 
     def _exchange(self, work: Callable[[], Awaitable[T]], *, reply: asyncio.Future[T] | None) -> None:
         """Send a request on its way. It is the network's from here on, whatever becomes of the caller."""

@@ -145,3 +145,46 @@ def test_heartbeats_pass_and_run_out() -> None:
         await world.eventually("gone", lambda: seen == [False, True], within_s=10)
 
     run(scenario, 1).check()
+
+
+def asking(for_s: float) -> Callable[[World], Coroutine[Any, Any, None]]:
+    """Two nodes ask what two others answer, while faults come over all four."""
+
+    async def scenario(world: World) -> None:
+        shared = MemoryBus(MemoryCluster())
+        answers: list[int] = []
+
+        async def answerer(node: Node) -> None:
+            async def square(question: bytes) -> bytes:
+                await asyncio.sleep(node.world.rng(f"work/{question!r}").uniform(0, 3))
+                return str(int(question) ** 2).encode()
+
+            async with SimBus(node, shared).answer("tb.rpc.square", square, queue="q"):
+                await asyncio.Event().wait()
+
+        async def asker(node: Node) -> None:
+            bus = SimBus(node, shared)
+            for n in range(1_000_000):
+                await asyncio.sleep(0.5)
+                try:
+                    answer = await bus.ask("tb.rpc.square", str(n).encode(), deadline=Deadline(15))
+                except TensorbusError:
+                    world.cover("gave_up")
+                    continue
+                assert int(answer) == n * n
+                answers.append(n)
+
+        for name in ("s1", "s2"):
+            world.node(name).start(answerer)
+        for name in ("a", "b"):
+            world.node(name).start(asker)
+        await disturb(world, ["a", "b", "s1", "s2"], for_s=for_s)
+        healed = len(answers)
+        await world.eventually("questions are answered again", lambda: len(answers) > healed + 3, within_s=60)
+
+    return scenario
+
+
+def test_a_question_gets_its_own_answer_or_an_error_whatever_the_network_does() -> None:
+    covers = [f"fault.{name}" for name in ("loss", "lost_ack", "slow", "partition_drop", "partition_clog", *WAVES)]
+    sweep(asking(60.0), 15, check_every=20).check(covers=[*covers, "gave_up"])

@@ -12,7 +12,7 @@ from tensorbus.bus import Appended, Conflict, Fault, Heartbeat, MemoryBus, Memor
 from tensorbus.clock import Deadline
 from tensorbus.errors import DeadlineExceededError, DeniedError, UnavailableError
 from tensorbus.testing import SimLoop
-from tensorbus.testing._bus_contract import LIFE, W1, W2, fill, headers, key_bound, replica_added, seqs, take
+from tensorbus.testing._bus_contract import LIFE, W1, W2, echo, fill, headers, key_bound, replica_added, seqs, take
 
 
 def run(scenario: Callable[[], Coroutine[Any, Any, None]]) -> None:
@@ -159,5 +159,31 @@ def test_a_blob_survives_lost_chunks() -> None:
         cluster.on_publish = lambda _subject, _headers: next(faults, Fault())
         ref = await put_blob(MemoryBus(cluster), b"x" * 1000, author=W1, deadline=Deadline(30))
         assert ref.chunks == len(cluster.log.after(0, "tb.blob.>", count_max=10))
+
+    run(scenario)
+
+
+def test_a_question_outlasts_a_cut_connection_and_a_pause() -> None:
+    async def scenario() -> None:
+        cluster = MemoryCluster()
+        bus, other = MemoryBus(cluster), MemoryBus(cluster)
+        async with other.answer("tb.rpc.x", echo, queue="q"):
+            other.disconnect()
+            bus.disconnect()
+            asking = asyncio.create_task(bus.ask("tb.rpc.x", b"1", deadline=Deadline(30)))
+            await asyncio.sleep(1)
+            bus.reconnect()  # who answers comes back later: that is waited for
+            await asyncio.sleep(1)
+            other.reconnect()
+            assert await asking == b"1"
+            cluster.pause()
+            asking = asyncio.create_task(bus.ask("tb.rpc.x", b"2", deadline=Deadline(30)))
+            await asyncio.sleep(10)
+            assert not asking.done()
+            cluster.resume()
+            assert await asking == b"2"
+            other.disconnect()
+            with pytest.raises(UnavailableError):
+                await bus.ask("tb.rpc.x", b"3", deadline=Deadline(30))
 
     run(scenario)

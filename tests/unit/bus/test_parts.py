@@ -19,7 +19,14 @@ from tensorbus.bus._reader import parse
 from tensorbus.bus._requests import NoStreamError, translate
 from tensorbus.bus._streams import mismatch
 from tensorbus.clock import Deadline
-from tensorbus.errors import CorruptError, InvalidArgumentError, NotFoundError, OutOfSpaceError, UnavailableError
+from tensorbus.errors import (
+    CorruptError,
+    DeniedError,
+    InvalidArgumentError,
+    NotFoundError,
+    OutOfSpaceError,
+    UnavailableError,
+)
 
 
 def test_the_public_names() -> None:
@@ -31,6 +38,7 @@ def test_the_public_names() -> None:
         "Conflict",
         "EmbeddedServer",
         "Fault",
+        "Handler",
         "Health",
         "Heartbeat",
         "LogInfo",
@@ -122,6 +130,7 @@ def test_stored_messages() -> None:
         ({"code": 500, "err_code": 10047, "description": "insufficient storage resources available"}, OutOfSpaceError),
         ({"code": 400, "err_code": 10054, "description": "message size exceeds maximum allowed"}, InvalidArgumentError),
         ({"code": 400, "err_code": 10003, "description": "bad request"}, InvalidArgumentError),
+        ({"code": 500, "err_code": 10110, "description": "stream purge not permitted"}, DeniedError),
         ({"code": 503, "err_code": 10008, "description": "temporarily unavailable"}, UnavailableError),
     ],
 )
