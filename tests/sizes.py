@@ -23,6 +23,9 @@ class Sizes:
         tensors_max: Tensors of the largest artifact.
         timeout_s: The most that one of these tests takes.
         sim_seeds: Seeds of each simulated scenario.
+        cluster_rounds: How often one of three servers is hurt, or all of them are.
+        wire_seeds: Runs over connections that lose, repeat and swap deliveries.
+        wire_puts: Artifacts that are put over them in each.
     """
 
     crash_rounds: int
@@ -36,6 +39,9 @@ class Sizes:
     tensors_max: int
     timeout_s: int
     sim_seeds: int
+    cluster_rounds: int
+    wire_seeds: int
+    wire_puts: int
 
 
 QUICK: Final = Sizes(
@@ -50,6 +56,9 @@ QUICK: Final = Sizes(
     tensors_max=100_000,
     timeout_s=180,
     sim_seeds=20,
+    cluster_rounds=1,
+    wire_seeds=1,
+    wire_puts=200,
 )
 SOAK: Final = Sizes(
     crash_rounds=20,
@@ -63,5 +72,8 @@ SOAK: Final = Sizes(
     tensors_max=100_000,
     timeout_s=3600,
     sim_seeds=300,
+    cluster_rounds=6,
+    wire_seeds=10,
+    wire_puts=2000,
 )
 SIZES: Final = SOAK if os.environ.get("TB_TEST_SIZE") == "soak" else QUICK

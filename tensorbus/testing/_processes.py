@@ -174,12 +174,14 @@ class Processes:
         id: str | None = None,
         host_id: str | None = None,
         ready: bool = True,
+        program: Sequence[str] = ("-m", "tensorbus.cli"),
         **settings: object,
     ) -> WorkerProgram:
         """Start a worker with a session TTL of 2 s and a pool of 64 MiB, and wait until it is ready.
 
         Args:
             ready: Whether to wait.
+            program: What takes the command line's words, as arguments of Python.
             settings: Further settings by name, e.g. ``pool_bytes="256MiB"``.
         """
         chosen: dict[str, object] = {
@@ -191,15 +193,15 @@ class Processes:
             "pool_bytes": "64MiB",
             **settings,
         }
-        command = [sys.executable, "-m", "tensorbus.cli", "worker", "--json", "--roles", roles]
+        command = [sys.executable, *program, "worker", "--json", "--roles", roles]
         command += ["--parent", str(os.getpid())] + ([] if id is None else ["--id", id])
         for name, value in chosen.items():
             command += [] if value is None else ["--" + name.replace("_", "-"), str(value)]
-        program = WorkerProgram(command, log=self._log(id or roles.replace(",", "-")))
-        self._programs.append(program)
+        worker = WorkerProgram(command, log=self._log(id or roles.replace(",", "-")))
+        self._programs.append(worker)
         if ready:
-            program.await_ready()
-        return program
+            worker.await_ready()
+        return worker
 
     def close(self) -> None:
         """Kill what still runs and print the logs, which pytest shows for a test that failed."""

@@ -16,29 +16,37 @@ import pytest
 from tensorbus.bus import EmbeddedServer
 from tensorbus.clock import Deadline
 from tensorbus.errors import NotFoundError
+from tensorbus.testing._nats_cluster import NatsCluster
 from tensorbus.testing._processes import Processes, Program, WorkerProgram, wait_until
 from tests.integration.workers.raw import Raw
 from tests.sizes import SIZES
 
 FENCED_EXIT = 4
 TTL_S = 2.0
+CLUSTER_TTL_S = 10.0
 WAIT_S = 60.0
 """A busy machine takes its time; what is waited for is a condition, never this."""
 
 
-class Field:
-    """One home with a NATS server of its own, so that a test may hurt that too.
+class Place:
+    """One home, and the processes of a test in it.
 
     Attributes:
-        server: The bus.
         processes: Owner of all that is started.
+        settings: Given to every worker.
     """
 
-    def __init__(self, home: Path, server: EmbeddedServer) -> None:
+    def __init__(self, home: Path, url: str, **settings: object) -> None:
         self.home = home
-        self.server = server
-        self.processes = Processes(home / "test-logs", nats_url=server.url)
+        self.url = url
+        self.processes = Processes(home / "test-logs", nats_url=url)
+        self.settings = settings
         self._homes = 0
+
+    def configure(self, **settings: object) -> None:
+        """Settings for all that is started in the home from now on, by its file."""
+        lines = (f"{name} = {json.dumps(value)}\n" for name, value in settings.items())
+        (self.home / "config.toml").write_text("".join(lines), encoding="utf-8")
 
     def worker(self, roles: str = "basic", **options: object) -> WorkerProgram:
         """A worker; ``apart=True`` gives it a home of its own, since two of one id cannot share one."""
@@ -47,10 +55,18 @@ class Field:
             self._homes += 1
             home = self.home / f"h{self._homes}"
         ready = options.pop("ready", True)
-        program = self.processes.worker(roles, home=home, ready=False, **options)  # type: ignore[arg-type]  # passed on
+        asked = {**self.settings, **options}
+        program = self.processes.worker(roles, home=home, ready=False, **asked)  # type: ignore[arg-type]  # passed on
         if ready:
             program.until('{"event": "ready"', timeout_s=WAIT_S)
             program.await_ready()
+        return program
+
+    async def up(self, roles: str = "basic", **options: object) -> WorkerProgram:
+        """A worker that is ready, for a test whose own loop carries the worker's connections."""
+        program = self.worker(roles, ready=False, **options)
+        await asyncio.to_thread(program.until, '{"event": "ready"', timeout_s=WAIT_S)
+        program.await_ready()
         return program
 
     def actor(
@@ -60,6 +76,18 @@ class Field:
         words = json.dumps({"socket": str(worker.socket), **given})
         command = [sys.executable, "-m", "tests.integration.workers.actor", verb, words]
         return self.processes.run(command, name=f"actor-{verb}", env=env)
+
+
+class Field(Place):
+    """One home with a NATS server of its own, so that a test may hurt that too.
+
+    Attributes:
+        server: The bus.
+    """
+
+    def __init__(self, home: Path, server: EmbeddedServer) -> None:
+        super().__init__(home, server.url)
+        self.server = server
 
     def pause_bus(self) -> None:
         assert self.server.pid is not None
@@ -77,6 +105,18 @@ class Field:
         wait_until(lambda: self.server.pid is None, what="the end of the bus")
 
 
+class Trio(Place):
+    """One home with three servers that replicate among themselves, whose elections take seconds.
+
+    Attributes:
+        cluster: The bus.
+    """
+
+    def __init__(self, home: Path, cluster: NatsCluster) -> None:
+        super().__init__(home, cluster.url, nats_replicas=3, session_ttl_s=CLUSTER_TTL_S)
+        self.cluster = cluster
+
+
 @pytest.fixture
 def field(home: Path) -> Iterator[Field]:
     with EmbeddedServer(home / "nats") as server:
@@ -86,6 +126,18 @@ def field(home: Path) -> Iterator[Field]:
         finally:
             if server.pid is not None:
                 found.resume_bus()
+            found.processes.close()
+
+
+@pytest.fixture
+def trio(home: Path) -> Iterator[Trio]:
+    with NatsCluster(home / "nats") as cluster:
+        found = Trio(home, cluster)
+        try:
+            yield found
+        finally:
+            for number in range(len(cluster.servers)):
+                cluster.resume(number)
             found.processes.close()
 
 

@@ -1,0 +1,86 @@
+"""Callers that put all the time, and what must be true of what was acknowledged to them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+from tensorbus.clock import Deadline
+from tests.integration.workers.actor import data_of
+from tests.integration.workers.raw import Raw
+
+NBYTES = 2000
+PAUSE_S = 0.02
+SAME_S = 60.0
+
+
+@dataclass
+class Load:
+    """One caller for each connection. A call that fails, fails the test: the bus may be away, not the answer.
+
+    Attributes:
+        acked: The artifact that each acknowledged key names, and the seed of its bytes.
+        position: The last acknowledged position.
+    """
+
+    raws: Sequence[Raw]
+    acked: dict[str, tuple[str, object]] = field(default_factory=dict)
+    position: int = 0
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        """Put for as long as the context is open, then finish what is under way."""
+        stop = asyncio.Event()
+        async with asyncio.TaskGroup() as group:
+            for number, raw in enumerate(self.raws):
+                group.create_task(self._one(raw, number, stop))
+            try:
+                yield
+            finally:
+                stop.set()
+
+    async def put(self, raw: Raw, key: str) -> None:
+        """Put new bytes under a new key."""
+        taken = await raw.put({"w": data_of(key, NBYTES)}, key=key)
+        self.acked[key] = (taken["artifact"]["artifact"], key)
+        self.position = max(self.position, taken["position"])
+
+    async def more(self, count: int, *, timeout_s: float = SAME_S) -> None:
+        """Wait until so many more were acknowledged."""
+        wanted = len(self.acked) + count
+        async with Deadline(timeout_s, what=f"{count} more puts").scope():
+            while len(self.acked) < wanted:
+                await asyncio.sleep(0.01)
+
+    async def _one(self, raw: Raw, number: int, stop: asyncio.Event) -> None:
+        count = 0
+        while not stop.is_set():
+            await self.put(raw, f"load/{number}/{len(self.acked)}/{count}")
+            count += 1
+            await asyncio.sleep(PAUSE_S)
+
+    async def check(self, raw: Raw) -> None:
+        """Whatever was acknowledged is there under its key, byte for byte."""
+        for key, (artifact, seed) in self.acked.items():
+            record = await raw.resolve(key, at_least=self.position)
+            assert record["artifact"] == artifact, f"{key} names another artifact"
+            opened = await raw.open(artifact)
+            assert opened.bytes("w") == data_of(seed, NBYTES), f"{key} has other bytes"
+
+
+async def in_step(raws: Sequence[Raw], *, timeout_s: float = SAME_S) -> str:
+    """Wait until all workers have the same state, which lacks nothing; its hash."""
+    found: list[dict[str, Any]] = []
+    try:
+        async with Deadline(timeout_s, what="equal states").scope():
+            while True:
+                found = [(await raw.stats())["directory"] for raw in raws]
+                sane = all((each["gaps"], each["unknown"], each["degraded"]) == (0, 0, False) for each in found)
+                if sane and len({each["hash"] for each in found}) == 1:
+                    return str(found[0]["hash"])
+                await asyncio.sleep(0.05)
+    except TimeoutError as exc:
+        raise AssertionError(f"the workers differ: {found}") from exc
