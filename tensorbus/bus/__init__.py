@@ -2,9 +2,10 @@
 
 from tensorbus.bus._admin import BusAdmin, BusReport, StreamCopy, StreamReport, UserReport
 from tensorbus.bus._append import append
+from tensorbus.bus._archive import Archive, ArchiveFile, ArchiveReport, StoredSnapshot
 from tensorbus.bus._ask import Handler
 from tensorbus.bus._auth import NatsAuth, new_seed, public_key
-from tensorbus.bus._blobs import get_blob, put_blob
+from tensorbus.bus._blobs import get_blob, put_blob, read_blob
 from tensorbus.bus._grants import Permissions, Role, User, grants, parse_user, users_config, users_json
 from tensorbus.bus._health import Health, health_of
 from tensorbus.bus._memory import MemoryBus
@@ -28,6 +29,9 @@ from tensorbus.bus._streams import provision
 
 __all__ = [
     "Appended",
+    "Archive",
+    "ArchiveFile",
+    "ArchiveReport",
     "Bus",
     "BusAdmin",
     "BusReport",
@@ -48,6 +52,7 @@ __all__ = [
     "Permissions",
     "Reader",
     "Role",
+    "StoredSnapshot",
     "StreamCopy",
     "StreamLimits",
     "StreamReport",
@@ -66,6 +71,7 @@ __all__ = [
     "provision",
     "public_key",
     "put_blob",
+    "read_blob",
     "users_config",
     "users_json",
 ]

@@ -1,0 +1,321 @@
+"""The archive: facts as Parquet files that follow each other without a hole, and snapshots beside them.
+
+A file's name says its range and how its digest begins; which files count is said by the facts ``Archived`` on the log.
+Everything here blocks; call it in a thread.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import zlib
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any, Final
+
+from blake3 import blake3
+
+from tensorbus.bus._archive_files import Files
+from tensorbus.bus._port import Message
+from tensorbus.errors import CorruptError, InvalidArgumentError, NotFoundError, TensorbusError
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+FORMAT: Final = "1"
+ROW_GROUP: Final = 4096
+PIECE_BYTES: Final = 1 << 20
+_FACTS: Final = re.compile(r"(\d{20})-(\d{20})-([0-9a-f]{16})\.parquet")
+_SNAPSHOT: Final = re.compile(r"snapshot-(\d{20})-([0-9a-f]{16})\.tbs")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ArchiveFile:
+    """The facts with ``first <= seq <= last``.
+
+    Attributes:
+        file: Path below the archive's URL.
+        count: How many facts.
+        digest: BLAKE3-256 of the file, lower-case hex.
+        nbytes: Size of the file.
+    """
+
+    file: str
+    first: int
+    last: int
+    count: int
+    digest: str
+    nbytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoredSnapshot:
+    """A Directory's bytes in the archive.
+
+    Attributes:
+        seq: The state's sequence.
+        hash: How the state's hash begins.
+    """
+
+    file: str
+    seq: int
+    hash: str
+
+
+@dataclass(slots=True)
+class ArchiveReport:
+    """What a check of the archive found.
+
+    Attributes:
+        files: How many were checked.
+        facts: How many facts they hold.
+        problems: What is wrong, in words.
+        extra: Files that are there and that nothing names.
+    """
+
+    files: int = 0
+    facts: int = 0
+    problems: list[str] = field(default_factory=list)
+    extra: list[str] = field(default_factory=list)
+
+
+class Archive:
+    """The archive of one log. Made by :meth:`open`.
+
+    Args:
+        files: Where it is.
+        prefix: Subject prefix of the log; files of another one are refused.
+    """
+
+    def __init__(self, files: Files, *, prefix: str, stream: str = "TB") -> None:
+        self._files = files
+        self._prefix = prefix
+        self._stream = stream
+
+    @classmethod
+    def open(cls, url: str, *, prefix: str = "tb") -> Archive:
+        """The archive in a folder or at a URL; nothing is read or made yet.
+
+        Raises:
+            InvalidArgumentError: If fsspec, or what it needs for such a URL, is not there.
+        """
+        return cls(Files(url), prefix=prefix)
+
+    @property
+    def url(self) -> str:
+        return self._files.url
+
+    # -- facts ---------------------------------------------------------------------------------------------------------
+
+    def write(self, messages: Sequence[Message], *, first: int, last: int) -> ArchiveFile:
+        """Write a file. The same messages give the same file, so that a repetition changes nothing.
+
+        Args:
+            messages: Facts in order, as the log has them.
+            first: First sequence that the file speaks for: the one after the last file's last.
+            last: Last sequence.
+
+        Raises:
+            InvalidArgumentError: If the messages are not in order within the range.
+            OutOfSpaceError: If there is no room; DeniedError, UnavailableError: If it cannot be written.
+        """
+        seqs = [message.seq for message in messages]
+        if not first <= last or seqs != sorted(set(seqs)) or (seqs and not first <= seqs[0] <= seqs[-1] <= last):
+            raise InvalidArgumentError(f"messages out of order, or not all from {first} to {last}")
+        body = _parquet(messages, {"prefix": self._prefix, "stream": self._stream, "first": first, "last": last})
+        digest = blake3(body).hexdigest()
+        name = f"{self._stream}/{first:020d}-{last:020d}-{digest[:16]}.parquet"
+        self._files.write(name, _cut(body))
+        return ArchiveFile(file=name, first=first, last=last, count=len(messages), digest=digest, nbytes=len(body))
+
+    def files(self) -> list[ArchiveFile]:
+        """The files in the folder that read as what they say, in order; for when no log tells which count."""
+        return [self._described(f"{self._stream}/{name}") for name in self._names(_FACTS)]
+
+    def read(self, files: Sequence[ArchiveFile], *, after: int = 0, upto: int | None = None) -> Iterator[list[Message]]:
+        """The facts of files that follow each other, in batches; a file's digest is checked before anything comes out.
+
+        Raises:
+            NotFoundError: If a file is missing; CorruptError: If one is not what was written, or there is a hole.
+        """
+        problem = _hole(files)
+        if problem:
+            raise CorruptError(problem)
+        for file in files:
+            if file.last <= after or (upto is not None and file.first > upto):
+                continue
+            for batch in self._messages(file):
+                chosen = [m for m in batch if m.seq > after and (upto is None or m.seq <= upto)]
+                if chosen:
+                    yield chosen
+
+    def verify(self, files: Sequence[ArchiveFile]) -> ArchiveReport:
+        """Check every file, and that they follow each other; goes on after a problem."""
+        report = ArchiveReport(files=len(files))
+        for before, file in zip([None, *files], files, strict=False):
+            if before is not None and (problem := _hole([before, file])):
+                report.problems.append(problem)
+            try:
+                report.facts += sum(len(batch) for batch in self._messages(file))
+            except TensorbusError as error:
+                report.problems.append(str(error))
+        named = {file.file for file in files}
+        there = (f"{self._stream}/{name}" for name in self._names(_FACTS))
+        report.extra = [name for name in there if name not in named]
+        return report
+
+    def _messages(self, file: ArchiveFile) -> Iterator[list[Message]]:
+        body = self._body(file)
+        count = 0
+        for batch in _batches(body, file.file, prefix=self._prefix):
+            if batch and not file.first <= batch[0].seq <= batch[-1].seq <= file.last:
+                raise CorruptError(f"{file.file} has facts outside of {file.first} to {file.last}", file=file.file)
+            count += len(batch)
+            yield batch
+        if count != file.count:
+            raise CorruptError(f"{file.file} has {count} facts, not {file.count}", file=file.file)
+
+    def _body(self, file: ArchiveFile) -> bytes:
+        try:
+            body = b"".join(self._files.read(file.file))
+        except NotFoundError as exc:
+            what = f"the archive lacks {file.file}, the facts from {file.first} to {file.last}"
+            raise NotFoundError(what, file=file.file, first=file.first, last=file.last) from exc
+        if len(body) != file.nbytes or blake3(body).hexdigest() != file.digest:
+            raise CorruptError(f"{file.file} is not the file that was archived: its digest differs", file=file.file)
+        return body
+
+    def _described(self, name: str) -> ArchiveFile:
+        body = b"".join(self._files.read(name))
+        found = _FACTS.fullmatch(name.rpartition("/")[2])
+        digest = blake3(body).hexdigest()
+        if found is None or not digest.startswith(found[3]):
+            raise CorruptError(f"{name} is not what its name says: its digest differs", file=name)
+        count = _reader(body, name).metadata.num_rows
+        return ArchiveFile(
+            file=name, first=int(found[1]), last=int(found[2]), count=count, digest=digest, nbytes=len(body)
+        )
+
+    def _names(self, pattern: re.Pattern[str]) -> list[str]:
+        return [name for name in self._files.names(self._stream) if pattern.fullmatch(name)]
+
+    # -- snapshots -----------------------------------------------------------------------------------------------------
+
+    def put_snapshot(self, seq: int, state_hash: str, pieces: Iterable[bytes]) -> StoredSnapshot:
+        """Store a Directory's bytes, compressed.
+
+        Raises:
+            OutOfSpaceError: If there is no room; DeniedError, UnavailableError: If it cannot be written.
+        """
+        name = f"{self._stream}/snapshot-{seq:020d}-{state_hash[:16]}.tbs"
+        self._files.write(name, _packed(pieces))
+        return StoredSnapshot(file=name, seq=seq, hash=state_hash[:16])
+
+    def list_snapshots(self) -> list[StoredSnapshot]:
+        """Those that are there, the newest first."""
+        found = []
+        for name in self._names(_SNAPSHOT):
+            said = _SNAPSHOT.fullmatch(name)
+            assert said is not None
+            found.append(StoredSnapshot(file=f"{self._stream}/{name}", seq=int(said[1]), hash=said[2]))
+        return sorted(found, key=lambda one: one.seq, reverse=True)
+
+    def read_snapshot(self, snapshot: StoredSnapshot) -> Iterator[bytes]:
+        """Its bytes in pieces; they check themselves (``Loader``).
+
+        Raises:
+            NotFoundError: If it is missing; CorruptError: If it cannot be unpacked.
+        """
+        unpack = zlib.decompressobj()
+        try:
+            for packed in self._files.read(snapshot.file):
+                while packed:
+                    yield unpack.decompress(packed, PIECE_BYTES)
+                    packed = unpack.unconsumed_tail
+        except zlib.error as exc:
+            raise CorruptError(f"{snapshot.file} cannot be unpacked: {exc}", file=snapshot.file) from exc
+        if not unpack.eof:
+            raise CorruptError(f"{snapshot.file} is cut off", file=snapshot.file)
+
+
+def _hole(files: Sequence[ArchiveFile]) -> str:
+    for before, file in pairwise(files):
+        if file.first > before.last + 1:
+            return f"the archive has a hole: nothing from {before.last + 1} to {file.first - 1}"
+        if file.first <= before.last:
+            return f"{file.file} overlaps {before.file}, which ends at {before.last}"
+    return ""
+
+
+def _packed(pieces: Iterable[bytes]) -> Iterator[bytes]:
+    pack = zlib.compressobj(level=1)
+    for piece in pieces:
+        if packed := pack.compress(piece):
+            yield packed
+    yield pack.flush()
+
+
+def _cut(body: bytes) -> Iterator[bytes]:
+    return (body[at : at + PIECE_BYTES] for at in range(0, len(body), PIECE_BYTES))
+
+
+def _pyarrow() -> tuple[Any, Any]:
+    try:
+        import pyarrow
+        import pyarrow.parquet
+    except ModuleNotFoundError as exc:
+        raise InvalidArgumentError("the archive needs pyarrow: pip install 'tensorbus[store]'") from exc
+    return pyarrow, pyarrow.parquet
+
+
+def _parquet(messages: Sequence[Message], said: dict[str, object]) -> bytes:
+    pa, parquet = _pyarrow()
+    schema = pa.schema(
+        [
+            ("seq", pa.uint64()),
+            ("time_ns", pa.int64()),
+            ("subject", pa.string()),
+            ("headers", pa.string()),
+            ("data", pa.binary()),
+        ],
+        metadata={"tensorbus": json.dumps({"format": FORMAT, **said})},
+    )
+    columns = [
+        [message.seq for message in messages],
+        [message.time_ns for message in messages],
+        [message.subject for message in messages],
+        [json.dumps(dict(message.headers)) for message in messages],
+        [message.data for message in messages],
+    ]
+    sink = pa.BufferOutputStream()
+    table = pa.table([pa.array(c, f.type) for c, f in zip(columns, schema, strict=True)], schema=schema)
+    parquet.write_table(table, sink, compression="zstd", row_group_size=ROW_GROUP)
+    return bytes(sink.getvalue())
+
+
+def _reader(body: bytes, name: str) -> pa.parquet.ParquetFile:
+    pa, parquet = _pyarrow()
+    try:
+        return parquet.ParquetFile(pa.BufferReader(body))
+    except pa.ArrowException as exc:
+        raise CorruptError(f"{name} is no Parquet file: {exc}", file=name) from exc
+
+
+def _batches(body: bytes, name: str, *, prefix: str) -> Iterator[list[Message]]:
+    pa, _ = _pyarrow()
+    reader = _reader(body, name)
+    said = json.loads((reader.schema_arrow.metadata or {}).get(b"tensorbus", b"{}"))
+    if said.get("format") != FORMAT:
+        raise CorruptError(f"{name} is no archive file of format {FORMAT}", file=name)
+    if said.get("prefix") != prefix:
+        raise InvalidArgumentError(f"{name} is of the log {said.get('prefix')!r}, not of {prefix!r}", file=name)
+    try:
+        for batch in reader.iter_batches(batch_size=ROW_GROUP):
+            columns = [batch.column(at).to_pylist() for at in range(5)]
+            yield [
+                Message(seq, ns, subject, json.loads(h), data)
+                for seq, ns, subject, h, data in zip(*columns, strict=True)
+            ]
+    except (pa.ArrowException, ValueError) as exc:
+        raise CorruptError(f"{name} cannot be read: {exc}", file=name) from exc
