@@ -197,6 +197,22 @@ class Settings(BaseModel):
         description="Seconds between the announcement of a purge of the log and the purge; a reader that was cut off for "
         "longer starts anew from a snapshot.",
     )
+    archive_url: str | None = Field(
+        None, description="Folder or fsspec URL of the log's archive (default: archive in the home)."
+    )
+    archive_s: Seconds = Field(60.0, description="Seconds after which a store writes new facts to the archive.")
+    snapshot_facts: Annotated[int, Field(ge=1)] = Field(
+        50_000, description="Facts after which a store takes a snapshot of the directory; at least 1."
+    )
+    keep_facts: Annotated[int, Field(ge=0)] = Field(
+        200_000, description="Facts that stay in the log; older ones are purged once archived and in a snapshot."
+    )
+    forget_s: Seconds = Field(
+        7 * 86400.0, description="Seconds after which what has ended is forgotten; its id is free again."
+    )
+    store_memory_bytes: Annotated[Size, Field(ge=64 << 20)] = Field(
+        1 << 30, description="Memory that a store's database may use, in bytes or as 1GiB; at least 64MiB."
+    )
     log_level: LogLevel = Field(LogLevel.INFO, description="How much is logged: debug, info, warning or error.")
 
     @model_validator(mode="after")

@@ -20,13 +20,15 @@ class Child:
     """One worker process. Must be started by the main thread: the death of the thread that starts it ends it.
 
     Args:
-        role: Its role; also names its log file.
+        role: What it is called, also its log file.
+        roles: Its roles, separated by commas; the one it is called by when ``None``.
         worker: Its worker id.
         flags: Settings as command line flags.
     """
 
-    def __init__(self, role: str, *, worker: str, home: Path, flags: Sequence[str]) -> None:
+    def __init__(self, role: str, *, worker: str, home: Path, flags: Sequence[str], roles: str | None = None) -> None:
         self.role = role
+        self.roles = roles or role
         self.worker = worker
         self.log = home / "log" / f"{role}.log"
         self._home = home
@@ -44,7 +46,7 @@ class Child:
         self.log.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         if self.log.exists() and self.log.stat().st_size > LOG_BYTES_MAX:
             self.log.replace(self.log.with_suffix(".old.log"))
-        command = [sys.executable, "-m", "tensorbus.cli", "worker", "--roles", self.role, "--id", self.worker]
+        command = [sys.executable, "-m", "tensorbus.cli", "worker", "--roles", self.roles, "--id", self.worker]
         with self.log.open("ab") as output:
             self._log_start = output.tell()
             self._process = subprocess.Popen(

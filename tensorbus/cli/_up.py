@@ -1,4 +1,4 @@
-"""``tensorbus up``: an embedded bus, a worker and a gateway, as long as this command runs."""
+"""``tensorbus up``: an embedded bus, a worker, and a gateway with the store, as long as this command runs."""
 
 from __future__ import annotations
 
@@ -27,13 +27,14 @@ from tensorbus.clock import Deadline
 from tensorbus.config import Resolved, Settings
 from tensorbus.errors import UnavailableError
 from tensorbus.transport import WorkerCard, locked, run_dir
-from tensorbus.workers import default_worker_id
+from tensorbus.workers import default_worker_id, missing_for_store
 
 READY_S: Final = 90.0
 LEAVE_S: Final = 15.0
 POLL_S: Final = 0.1
 START_POLL_S: Final = 0.02
 NOTE: Final = "Replicas are in DRAM: a put survives its caller, not its last worker."
+NO_STORE: Final = "No store: the log grows, and `query`, `state` and `why` have no answer; {} is missing: pip install 'tensorbus[store]'"
 
 
 @click.command(short_help="Run a bus, a worker and a gateway in one home.")
@@ -42,7 +43,7 @@ NOTE: Final = "Replicas are in DRAM: a put survives its caller, not its last wor
 @json_option
 @click.pass_context
 def up(ctx: click.Context, resolved: Resolved, *, parent: int | None, as_json: bool) -> None:
-    """Run a whole system in one home: an embedded NATS server, a worker and a gateway.
+    """Run a whole system in one home: an embedded NATS server, a worker, and a gateway that is the store as well.
 
     With --nats-url it uses your NATS instead of an embedded one. It prints `ready` when callers can connect, reports a
     process that ends and goes on, and ends everything in order on Ctrl-C or SIGTERM.
@@ -103,7 +104,9 @@ class Up:
             for child in self._children:
                 child.start()
             if self._await_ready():
-                self._say.event("ready", f"{NOTE}\nready", note=NOTE, home=str(self._settings.home))
+                missing = missing_for_store()
+                note = NOTE if missing is None else f"{NOTE}\n{NO_STORE.format(missing)}"
+                self._say.event("ready", f"{note}\nready", note=note, home=str(self._settings.home))
                 return self._watch()
             return 0
         finally:
@@ -179,7 +182,7 @@ class Up:
 
     def _report(self, child: Child, code: int) -> None:
         tail = child.log_tail()
-        again = ["tensorbus", "worker", "--roles", child.role, *_shown_flags(self._resolved, child)]
+        again = ["tensorbus", "worker", "--roles", child.roles, *_shown_flags(self._resolved, child)]
         lines = "\n".join(f"  {line}" for line in tail) or "  (empty)"
         self._say.trouble(
             "ended",
@@ -210,7 +213,11 @@ def _children(resolved: Resolved) -> list[Child]:
     """A basic worker and one process for the other roles. Environment and file are theirs too; flags are passed on."""
     settings, flags = resolved.settings, _flags(resolved)
     ids = {role: _worker_id(settings, role) for role in ("basic", "gateway")}
-    return [Child(role, worker=worker, home=settings.home, flags=flags) for role, worker in ids.items()]
+    roles = {"gateway": "gateway,store"} if missing_for_store() is None else {}
+    return [
+        Child(role, roles=roles.get(role), worker=worker, home=settings.home, flags=flags)
+        for role, worker in ids.items()
+    ]
 
 
 def _flags(resolved: Resolved) -> list[str]:
@@ -228,7 +235,7 @@ def _shown_flags(resolved: Resolved, child: Child) -> list[str]:
     for place, word in enumerate(flags):
         if word == flag_of("nats_url"):
             flags[place + 1] = without_password(flags[place + 1])
-    named = resolved.settings.worker_id is not None
+    named = resolved.settings.worker_id is not None or child.roles != child.role
     return [*flags, *([flag_of("worker_id"), child.worker] if named else [])]
 
 

@@ -28,7 +28,8 @@ def as_keeper(state: Directory, fact: Event, *, worker: WorkerId, incarnation: I
         FencedError: If it has not, or not any more.
     """
     held = state.roles.get(STORE_ROLE)
-    if held is None or (held.worker, held.incarnation) != (worker, incarnation):
+    mine = held is not None and (held.worker, held.incarnation) == (worker, incarnation)
+    if held is None or not mine or held.token != role_token(state, STORE_ROLE):
         who = "nobody" if held is None else f"worker {held.worker} (incarnation {held.incarnation})"
         raise FencedError(
             f"worker {worker} does not keep the log now, {who} does", worker=worker, incarnation=incarnation

@@ -15,7 +15,7 @@ from tensorbus.feeds import Author, DirectoryFeed
 from tensorbus.ids import IdSource, Incarnation, WorkerId
 from tensorbus.lifecycle import Artifact, Directory
 from tensorbus.model import Manifest
-from tensorbus.projections import LiveDirectory
+from tensorbus.projections import Json, LiveDirectory
 from tensorbus.workers._latency import LatencyWindow
 
 A = TypeVar("A")
@@ -61,6 +61,7 @@ class Core:
         self.clock = clock
         self.group = group
         self.beats = LatencyWindow()
+        self.store_stats: Callable[[], Json] | None = None
         self._spawned: set[asyncio.Task[None]] = set()
         self._closed = False
         self._manifests: dict[tuple[str, str], Manifest] = {}

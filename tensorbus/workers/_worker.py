@@ -7,7 +7,8 @@ import logging
 import os
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import AsyncExitStack, asynccontextmanager
-from typing import Any
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any
 
 from blake3 import blake3
 
@@ -39,9 +40,12 @@ from tensorbus.workers._service import Service
 from tensorbus.workers._session import OwnSession
 from tensorbus.workers._witness import Witness
 
+if TYPE_CHECKING:
+    from tensorbus.workers._store_role import StoreRole
+
 log = logging.getLogger("tensorbus.workers")
 
-ROLES = ("basic", "gateway")
+ROLES = ("basic", "gateway", "store")
 START_S = 60.0
 LEAVE_S = 5.0
 BUS_URL_FILE = "bus.url"
@@ -52,6 +56,11 @@ def default_worker_id(settings: Settings, roles: tuple[str, ...]) -> WorkerId:
     """The id of a home's worker when none is given: the same after each restart."""
     place = blake3(prefixed("worker", str(settings.home), settings.host_id, *roles)).digest(length=5)
     return check_worker_id(f"{roles[0]}-{b32(place)}")
+
+
+def missing_for_store() -> str | None:
+    """The package that the role ``store`` needs and that is not installed, ``None`` if all are."""
+    return next((name for name in ("duckdb", "pyarrow", "fsspec") if find_spec(name) is None), None)
 
 
 def bus_url(settings: Settings) -> str:
@@ -76,7 +85,8 @@ class Worker:
 
     Args:
         settings: What it needs to know; ``worker_id`` is made for the home when it is ``None``.
-        roles: ``basic`` holds memory, ``gateway`` serves callers without a worker and witnesses sessions.
+        roles: ``basic`` holds memory, ``gateway`` serves callers without a worker and witnesses sessions,
+            ``store`` keeps the log and answers about present and past (it needs the extra ``store``).
         on_rebuilt: Called after the Directory was made anew while the worker serves.
     """
 
@@ -92,6 +102,8 @@ class Worker:
         unknown = [role for role in roles if role not in ROLES]
         if not roles or unknown:
             raise InvalidArgumentError(f"roles are {', '.join(ROLES)}, not {', '.join(unknown) or 'none'}")
+        if "store" in roles and (missing := missing_for_store()) is not None:
+            raise InvalidArgumentError(f"the role store needs {missing}: pip install 'tensorbus[store]'")
         self.settings = settings
         self.roles = tuple(dict.fromkeys(roles))
         self.worker = WorkerId(settings.worker_id or default_worker_id(settings, self.roles))
@@ -157,6 +169,7 @@ class Worker:
             if "basic" in self.roles:
                 memory = await stack.enter_async_context(MemoryRole.running(core, self.settings))
                 me.data = memory.address
+            store = await self._store(stack, core) if "store" in self.roles else None
             listeners = await self._listen(stack, me)
             service = Service(core, callers, memory, gateway_sql=self.settings.gateway_sql)
             stack.enter_context(service.following())
@@ -174,6 +187,9 @@ class Worker:
             await session.open(deadline=Deadline(START_S, what="opening the session"))
             tasks = [heartbeat]
             tasks += [group.create_task(work, name=name) for name, work in self._work(core, session, stack, memory)]
+            if store is not None:
+                core.store_stats = store.stats
+                tasks += [group.create_task(work, name=name) for name, work in store.work()]
             for listener in listeners:
                 work = serve_listener(listener, service.handle, ids=self._ids, on_open=callers.opened)
                 tasks.append(group.create_task(work, name=f"listen {listener.address}"))
@@ -196,12 +212,18 @@ class Worker:
         work.append(("feed", core.feed.failed()))
         if memory is not None:
             work.append(("leases", memory.leases.expire()))
-        if "gateway" in self.roles:
+        if "gateway" in self.roles or "store" in self.roles:
             ttl_ns = int(self.settings.session_ttl_s * NS_PER_S)
             witness = Witness(core.author, own_ttl_ns=ttl_ns, clock=self._clock, sent_ns=session.sent_ns)
             stack.enter_context(core.live.followed(witness.on_change))
             work += [("listen", witness.listen()), ("judge", witness.judge()), ("bury", witness.bury())]
         return work
+
+    async def _store(self, stack: AsyncExitStack, core: Core) -> StoreRole:
+        """The store's parts; a base install does without what they import."""
+        from tensorbus.workers._store_role import StoreRole
+
+        return await stack.enter_async_context(StoreRole.running(core, self.settings))
 
     async def _listen(self, stack: AsyncExitStack, me: Identity) -> list[Listener]:
         listeners = [await listen_unix(run_dir(self.settings.home) / self._socket)]

@@ -1,0 +1,239 @@
+"""Keeps the log bounded, under the store's role: archive, snapshot, announced purge, in this order and again.
+
+Each step is a fact under the role's token, so a keeper that was replaced is refused by the server; and each can be
+repeated, so that a keeper that died leaves nothing that the next one does not finish.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from dataclasses import dataclass
+
+from tensorbus.bus import Archive, ArchiveFile, Message, put_blob
+from tensorbus.clock import NS_PER_S, Deadline
+from tensorbus.errors import CorruptError, FencedError, TensorbusError
+from tensorbus.events import STORE_ROLE, Archived, Event, LogPurged, PurgeCompleted, SnapshotTaken
+from tensorbus.feeds import newest_snapshot
+from tensorbus.lifecycle import Directory, RoleLease, dump, log_rules
+from tensorbus.workers._core import Core
+from tensorbus.workers._projector import Projector
+from tensorbus.workers._purge import Purger
+
+log = logging.getLogger("tensorbus.workers")
+
+STEP_S = 600.0
+"""What one step may take: a snapshot of a large state is stored piece by piece."""
+LOOK_S = 1.0
+ARCHIVE_FACTS_MAX = 100_000
+"""Facts in one file of the archive."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KeeperLimits:
+    """When the keeper does what.
+
+    Attributes:
+        archive_s: Seconds after which facts that are not in the archive yet are written to it.
+        snapshot_facts: Facts after which a new snapshot is taken.
+        keep_facts: Facts that stay in the log before the newest snapshot; what is beyond is purged.
+        purge_delay_s: Seconds between the announcement of a purge and the purge.
+        forget_s: Seconds after which what has ended is forgotten altogether.
+    """
+
+    archive_s: float
+    snapshot_facts: int
+    keep_facts: int
+    purge_delay_s: float
+    forget_s: float
+
+
+class Keeper:
+    """Takes the store's role when nobody living has it, and then keeps the log.
+
+    Attributes:
+        trouble: Why the last step failed, or ``None``.
+    """
+
+    def __init__(self, core: Core, projector: Projector, archive: Archive, limits: KeeperLimits) -> None:
+        self._core = core
+        self._projector = projector
+        self._archive = archive
+        self._limits = limits
+        self._purger = Purger(core.bus, projector)
+        self._archived_ns = 0
+        self._purge_seen: tuple[int, int] = (0, 0)
+        self._snapshot: tuple[int, int] | None = None
+        self.trouble: TensorbusError | None = None
+
+    @property
+    def holds(self) -> bool:
+        """Whether this incarnation has the role."""
+        held = self._core.state.roles.get(STORE_ROLE)
+        me = self._core.me
+        return (
+            held is not None
+            and (held.worker, held.incarnation) == (me.worker, me.incarnation)
+            and held.token == log_rules.role_token(self._core.state, STORE_ROLE)
+        )
+
+    async def run(self) -> None:
+        """Keep the log for ever. A step that fails is said and tried again; losing the role is no trouble."""
+        while True:
+            try:
+                if self._projector.follows and await self._take_role():
+                    await self._steps()
+                self.trouble = None
+            except FencedError as error:
+                if not self._core.state.is_live(self._core.me.worker, self._core.me.incarnation):
+                    raise
+                log.info("another store keeps the log: reason=%s", error)
+            except TensorbusError as error:
+                if str(error) != str(self.trouble):
+                    log.error("keeping the log failed: reason=%s", error)
+                self.trouble = error
+            await asyncio.sleep(LOOK_S)
+
+    async def _take_role(self) -> bool:
+        """Whether the role is ours, after asking for it."""
+        me = self._core.me
+
+        def rule(state: Directory) -> Event | RoleLease:
+            return log_rules.take_role(state, role=STORE_ROLE, worker=me.worker, incarnation=me.incarnation)
+
+        if self.holds:
+            return True
+        await self._core.author.decide(rule, deadline=self._deadline("taking the store's role"))
+        return self.holds
+
+    async def _steps(self) -> None:
+        await self.archive()
+        await self.snapshot()
+        await self.announce()
+        await self.purge()
+
+    # -- the steps -----------------------------------------------------------------------------------------------------
+
+    async def archive(self, *, now: bool = False) -> None:
+        """Write what the rows hold and the archive does not, if it is due."""
+        clock_ns = self._core.clock.now_ns()
+        while True:
+            done, upto = self._core.state.log.archived, self._projector.position
+            waiting = await self._purger.count(done, upto)
+            due = now or clock_ns - self._archived_ns >= self._limits.archive_s * NS_PER_S
+            if waiting == 0 or not (due or waiting >= ARCHIVE_FACTS_MAX):
+                return
+            await self._archive_one(done, upto)
+            self._archived_ns = clock_ns
+
+    async def _archive_one(self, done: int, upto: int) -> None:
+        """One file of at most :data:`ARCHIVE_FACTS_MAX` facts after ``done``, and its fact."""
+        messages: list[Message] = []
+        async with self._core.bus.read(self._core.bus.subjects.facts, after=done) as reader:
+            deadline = self._deadline("reading facts for the archive")
+            while len(messages) < ARCHIVE_FACTS_MAX and reader.position < upto:
+                async with deadline.scope():
+                    messages += [message for message in await anext(aiter(reader)) if message.seq <= upto]
+        first = done + 1 if done else messages[0].seq
+        last = messages[-1].seq
+        file = await asyncio.to_thread(self._archive.write, messages, first=first, last=last)
+        await self._say(_archived(file))
+        log.info("archived: file=%s facts=%d nbytes=%d", file.file, file.count, file.nbytes)
+
+    async def snapshot(self, *, now: bool = False) -> None:
+        """Store the Directory as the rows have it, if enough facts came since the last time."""
+        if self._snapshot is None and (found := await newest_snapshot(self._core.bus)) is not None:
+            self._snapshot = (found[1].upto, found[0])
+        since, position = self._snapshot[0] if self._snapshot else 0, self._projector.position
+        waiting = await self._purger.count(since, position)
+        if waiting < (1 if now else self._limits.snapshot_facts):
+            return
+        upto, state_hash, pieces = await self._projector.in_fold(_dumped)
+        blob = await put_blob(
+            self._core.bus, pieces, author=self._core.me.worker, deadline=self._deadline("storing a snapshot")
+        )
+        fold = self._core.state.log.fold
+        await asyncio.to_thread(self._archive.put_snapshot, upto, state_hash, pieces)
+        seq = await self._say(SnapshotTaken(what="directory", upto=upto, fold=fold, state_hash=state_hash, blob=blob))
+        self._snapshot = (upto, seq)
+        log.info("snapshot: upto=%d facts=%d nbytes=%d", upto, waiting, blob.nbytes)
+
+    async def announce(self, *, now: bool = False) -> None:
+        """Say which part of the log is going to go: what a snapshot and the archive hold, but for the newest facts."""
+        kept = self._core.state.log
+        if self._snapshot is None or (kept.announced is not None and kept.announced.upto > kept.purged):
+            return
+        covered = min(self._snapshot[0], kept.archived)
+        keep = 0 if now else self._limits.keep_facts
+        upto = await self._purger.upto(kept.purged, covered, keep_facts=keep)
+        if upto <= kept.purged:
+            return
+        before_ns = self._core.clock.wall_ns() - int(self._limits.forget_s * NS_PER_S)
+        forget = await self._purger.before(before_ns, at_most=upto)
+        await self._say(
+            LogPurged(
+                stream="TB",
+                upto=upto,
+                snapshot=self._snapshot[1],
+                forget=max(forget, kept.forgotten),
+                delay_ns=int(self._limits.purge_delay_s * NS_PER_S),
+            )
+        )
+        log.info("purge announced: upto=%d forget=%d", upto, forget)
+
+    async def purge(self) -> None:
+        """Carry out the announced purge once its delay has passed since this process learnt of it."""
+        announced = self._core.state.log.announced
+        if announced is None or announced.upto <= self._core.state.log.purged:
+            await self._purger.sweep(now_ns=self._core.clock.now_ns())
+            return
+        if self._purge_seen[0] != announced.seq:
+            self._purge_seen = (announced.seq, self._core.clock.now_ns())
+        if self._core.clock.now_ns() - self._purge_seen[1] < announced.delay_ns:
+            return
+        removed = await self._purger.carry_out(self._core.state, announced)
+        await self._say(PurgeCompleted(stream="TB", upto=announced.upto, forget=announced.forget))
+        log.info("purged: upto=%d messages=%d", announced.upto, removed)
+
+    # -- helpers -------------------------------------------------------------------------------------------------------
+
+    async def _say(self, fact: Event) -> int:
+        """Append as the keeper.
+
+        Raises:
+            FencedError: If another has the role now.
+        """
+        me = self._core.me
+
+        def rule(state: Directory) -> Event:
+            return log_rules.as_keeper(state, fact, worker=me.worker, incarnation=me.incarnation)
+
+        seq, _ = await self._core.author.decide(rule, deadline=self._deadline(f"saying {fact.type}"))
+        return seq
+
+    def _deadline(self, what: str) -> Deadline:
+        return Deadline(STEP_S, what=what)
+
+
+def _dumped(state: Directory) -> tuple[int, str, list[bytes]]:
+    """A state's position, hash and bytes.
+
+    Raises:
+        CorruptError: If the hash kept along the way is not that of the state: such a state is never stored.
+    """
+    state_hash = state.full_hash()
+    if state_hash != state.hash():
+        raise CorruptError(f"the directory at {state.seq} has another hash than was kept along the way", seq=state.seq)
+    return state.seq, state_hash, list(dump(state))
+
+
+def _archived(file: ArchiveFile) -> Archived:
+    return Archived(
+        stream="TB",
+        first=file.first,
+        last=file.last,
+        count=file.count,
+        file=file.file,
+        digest=file.digest,
+        nbytes=file.nbytes,
+    )

@@ -1,0 +1,189 @@
+"""Keeps the global store at the head of the log: one thread folds, and writes what the fold changed."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import aclosing
+from pathlib import Path
+from typing import TypeVar
+
+from tensorbus.bus import Archive, Bus, Message
+from tensorbus.clock import Deadline
+from tensorbus.errors import ConflictError, TensorbusError, UnavailableError
+from tensorbus.feeds import History, base_for, decode_all
+from tensorbus.lifecycle import Directory
+from tensorbus.projections import Applied, GlobalStore, RowTracker
+
+log = logging.getLogger("tensorbus.workers")
+
+T = TypeVar("T")
+AGAIN_S = 1.0
+AGAIN_S_MAX = 30.0
+FACTS_MAX = 4096
+"""Facts that one transaction takes."""
+
+
+class Projector:
+    """The store's file and the fold that fills it. Everything that touches either runs in one thread.
+
+    The fold is one of its own, so that the rows of a fact are seen right after it, and so that it can begin at the
+    store's position, wherever the process's own Directory is.
+
+    Args:
+        path: The store's file.
+        archive: Where purged facts are.
+        look_s: How often to look for purges that overtake the reading.
+        memory_bytes: What the database may use.
+
+    Attributes:
+        trouble: Why the store does not follow the log now, or ``None``.
+    """
+
+    def __init__(self, bus: Bus, *, path: Path, archive: Archive, look_s: float, memory_bytes: int) -> None:
+        self._bus = bus
+        self._path = path
+        self._archive = archive
+        self._memory_bytes = memory_bytes
+        self._history = History(bus, archive, look_s=look_s)
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="store")
+        self._store: GlobalStore | None = None
+        self._state = Directory(bus.subjects)
+        self._tracker = RowTracker(self._state)
+        self._moved = asyncio.Event()
+        self.trouble: TensorbusError | None = None
+
+    @property
+    def rebuild_mark(self) -> Path:
+        """A file that asks for the store to be made anew."""
+        return self._path.with_suffix(".rebuild")
+
+    @property
+    def store(self) -> GlobalStore:
+        """The open store.
+
+        Raises:
+            UnavailableError: If it is not open; says why.
+        """
+        if self._store is None:
+            reason = "it is being opened" if self.trouble is None else str(self.trouble)
+            raise UnavailableError(f"the global store does not answer yet: {reason}")
+        return self._store
+
+    @property
+    def follows(self) -> bool:
+        """Whether the file is open and nothing is wrong."""
+        return self._store is not None and self.trouble is None
+
+    @property
+    def position(self) -> int:
+        """Everything up to this sequence is in the store's rows."""
+        return 0 if self._store is None else self._store.position[0]
+
+    async def run(self) -> None:
+        """Follow the log for ever. Trouble is said, waited out, and tried again from what the rows say."""
+        pause_s = AGAIN_S
+        while True:
+            before = self.position
+            try:
+                await self._follow()
+            except TensorbusError as error:
+                if str(error) != str(self.trouble):
+                    log.error("the global store stopped: position=%d reason=%s", self.position, error)
+                self.trouble = error
+            pause_s = AGAIN_S if self.position > before else min(2 * pause_s, AGAIN_S_MAX)
+            await asyncio.sleep(pause_s)
+
+    async def close(self) -> None:
+        """Close the store; the thread ends."""
+        await self.in_thread(self._close)
+        self._thread.shutdown()
+
+    async def in_thread(self, work: Callable[[], T]) -> T:
+        """Run something between two batches, in the thread that owns fold and rows."""
+        return await asyncio.get_running_loop().run_in_executor(self._thread, work)
+
+    async def in_fold(self, work: Callable[[Directory], T]) -> T:
+        """Look at the state that the rows hold, between two batches."""
+
+        def look() -> T:
+            if self._state.seq != self.store.position[0]:
+                raise UnavailableError("the global store has not written what it folded")
+            return work(self._state)
+
+        return await self.in_thread(look)
+
+    async def reached(self, seq: int, *, deadline: Deadline) -> None:
+        """Wait until the rows hold everything up to a sequence.
+
+        Raises:
+            DeadlineExceededError: If they do not in time.
+        """
+        while self.position < seq:
+            moved = self._moved
+            following = await self._bus.first_from(self._bus.subjects.facts, self.position + 1, deadline=deadline)
+            if following is None or following.seq > seq:
+                return
+            async with deadline.scope():
+                await moved.wait()
+
+    # -- following -----------------------------------------------------------------------------------------------------
+
+    async def _follow(self) -> None:
+        await self.in_thread(self._open)
+        state = await base_for(self._bus, self._archive, upto=self.position)
+        await self.in_thread(lambda: self._start_from(state))
+        async with aclosing(self._history.batches(state.seq)) as batches:
+            async for batch in batches:
+                for at in range(0, len(batch), FACTS_MAX):
+                    await self._take_in(batch[at : at + FACTS_MAX])
+                if self.rebuild_mark.exists():
+                    await self.in_thread(self._close)
+                    return
+
+    async def _take_in(self, messages: list[Message]) -> None:
+        """Fold and write. What is folded must be written: when the disk is full, it is tried again."""
+        applied = await self.in_thread(lambda: self._fold(messages))
+        while True:
+            try:
+                await self.in_thread(lambda: self.store.apply(applied))
+            except TensorbusError as error:
+                if not error.retryable:
+                    raise
+                if self.trouble is None:
+                    log.error("the global store cannot write: position=%d reason=%s", self.position, error)
+                self.trouble = error
+                await asyncio.sleep(AGAIN_S)
+                continue
+            self.trouble = None
+            self._moved.set()
+            self._moved = asyncio.Event()
+            return
+
+    # -- in the thread -------------------------------------------------------------------------------------------------
+
+    def _open(self) -> None:
+        if self.rebuild_mark.exists():
+            self._close()
+            self._path.unlink(missing_ok=True)
+            self._path.with_name(self._path.name + ".wal").unlink(missing_ok=True)
+            self.rebuild_mark.unlink()
+        if self._store is None:
+            self._path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+            self._store = GlobalStore.open(self._path, subjects=self._bus.subjects, memory_bytes=self._memory_bytes)
+
+    def _start_from(self, state: Directory) -> None:
+        if state.seq > self.position:
+            raise ConflictError(f"a fold at {state.seq} cannot go on for rows at {self.position}")
+        self._state, self._tracker = state, RowTracker(state)
+
+    def _fold(self, messages: list[Message]) -> list[Applied]:
+        state, tracker = self._state, self._tracker
+        return [tracker.applied(recorded, state.apply(recorded)) for recorded in decode_all(messages)]
+
+    def _close(self) -> None:
+        store, self._store = self._store, None
+        if store is not None:
+            store.close()

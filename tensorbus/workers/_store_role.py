@@ -1,0 +1,75 @@
+"""The role *store*: the global store, its answers, and the keeping of the log. Needs DuckDB, Arrow and fsspec."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Coroutine
+from contextlib import asynccontextmanager
+from typing import Any
+
+from tensorbus.bus import Archive
+from tensorbus.config import Settings
+from tensorbus.projections import Json
+from tensorbus.workers._answers import Answers
+from tensorbus.workers._core import Core
+from tensorbus.workers._keeper import Keeper, KeeperLimits
+from tensorbus.workers._projector import Projector
+
+LOOKS_PER_DELAY = 4
+"""How often within a purge's delay to look whether one is announced."""
+
+
+class StoreRole:
+    """One worker's store. Made by :meth:`running`."""
+
+    def __init__(self, core: Core, projector: Projector, keeper: Keeper, answers: Answers) -> None:
+        self._core = core
+        self.projector = projector
+        self.keeper = keeper
+        self._answers = answers
+
+    @classmethod
+    @asynccontextmanager
+    async def running(cls, core: Core, settings: Settings) -> AsyncIterator[StoreRole]:
+        """A store whose file is closed when the context ends."""
+        archive = await asyncio.to_thread(
+            Archive.open, settings.archive_url or str(settings.home / "archive"), prefix=core.bus.subjects.prefix
+        )
+        projector = Projector(
+            core.bus,
+            path=settings.home / "store" / f"{core.me.worker}.duckdb",
+            archive=archive,
+            look_s=settings.purge_delay_s / LOOKS_PER_DELAY,
+            memory_bytes=settings.store_memory_bytes,
+        )
+        limits = KeeperLimits(
+            archive_s=settings.archive_s,
+            snapshot_facts=settings.snapshot_facts,
+            keep_facts=settings.keep_facts,
+            purge_delay_s=settings.purge_delay_s,
+            forget_s=settings.forget_s,
+        )
+        try:
+            yield cls(core, projector, Keeper(core, projector, archive, limits), Answers(core, projector))
+        finally:
+            await projector.close()
+
+    def work(self) -> list[tuple[str, Coroutine[Any, Any, None]]]:
+        """The endless tasks of the role."""
+        return [("project", self.projector.run()), ("keep", self.keeper.run()), ("answer", self._answer())]
+
+    def stats(self) -> Json:
+        """Figures for people."""
+        trouble = self.projector.trouble or self.keeper.trouble
+        log = self._core.state.log
+        return {
+            "position": self.projector.position,
+            "keeps_log": self.keeper.holds,
+            "archived": log.archived,
+            "purged": log.purged,
+            "trouble": "" if trouble is None else str(trouble),
+        }
+
+    async def _answer(self) -> None:
+        async with self._answers.running():
+            await asyncio.Event().wait()
