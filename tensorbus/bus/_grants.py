@@ -108,7 +108,7 @@ def grants(roles: Iterable[Role], name: str, *, subjects: Subjects) -> Permissio
         else:
             publish.append(subjects.rpc(">"))
         if role is Role.STORE:
-            subscribe.append(subjects.rpc("query"))
+            subscribe += [subjects.rpc("query"), subjects.rpc(f"store.{name}")]
     return Permissions(
         publish_allow=tuple(dict.fromkeys(publish)),
         subscribe_allow=tuple(subscribe),

@@ -234,6 +234,19 @@ async def test_nobody_purges_but_the_store(buses: dict[Role, NatsBus]) -> None:
     await buses[Role.STORE].purge("tb.ev.replica.*.*", upto=last, deadline=soon())
 
 
+async def test_a_long_question_to_one_store_is_answered_by_that_one(buses: dict[Role, NatsBus]) -> None:
+    async def slow(question: bytes) -> bytes:
+        await asyncio.sleep(1.2)  # long enough to be told twice that somebody works on it
+        return question
+
+    own = SUBJECTS.rpc(f"store.{NAMES[Role.STORE]}")
+    async with buses[Role.STORE].answer(own, slow, queue="store"):
+        assert await buses[Role.GATEWAY].ask(own, b"rows", deadline=soon()) == b"rows"
+    with pytest.raises(DeniedError):
+        async with buses[Role.STORE].answer(SUBJECTS.rpc("store.another"), slow, queue="store"):
+            pass
+
+
 async def test_questions_are_answered_by_the_store(buses: dict[Role, NatsBus]) -> None:
     async def handler(question: bytes) -> bytes:
         return b"rows for " + question

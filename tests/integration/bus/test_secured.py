@@ -54,7 +54,7 @@ def certificates(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
 @pytest.fixture
 def secured(home: Path, certificates: Certificates) -> Iterator[Secured]:
     users = []
-    for text in ("basic:W1", "gateway:g1", "caller:c1", "admin:ops"):
+    for text in ("basic:W1", "gateway:g1", "store:s1", "caller:c1", "admin:ops"):
         seed = new_seed(bytes.fromhex(SystemIds().hex(32)))
         user = parse_user(f"{text}:{public_key(seed)}")
         (home / f"{user.name}.nk").write_text(seed)
@@ -148,6 +148,10 @@ def test_a_whole_system_under_least_privilege(
 
     asyncio.run(init())
     basic, gateway = start("basic", "W1"), start("gateway", "g1")
+    often = {"archive_s": 0.2, "snapshot_facts": 1, "keep_facts": 0, "purge_delay_s": 0.5}
+    for name, often_s in often.items():
+        monkeypatch.setenv(f"TENSORBUS_{name.upper()}", str(often_s))
+    store = start("store", "s1")
     settings = {"nats_url": secured.url, "nats_nkey_seed": secured.seed("c1"), "nats_user": "c1"}
     for name, value in {**settings, "nats_tls_ca": secured.certificates.ca}.items():
         monkeypatch.setenv(f"TENSORBUS_{name.upper()}", str(value))
@@ -155,9 +159,13 @@ def test_a_whole_system_under_least_privilege(
     with tb.connect(home=home, host_id=basic.host_id, directory="full") as bus:
         put = bus.put({"w": weights}, key="model/w")
         assert torch.equal(bus.artifact("model/w").tensor("w"), weights)
-        bus.publish("policy", put)
+        position = bus.publish("policy", put).position
+        rows = bus.query("SELECT key FROM keys", at_least=position).dicts()
+        assert rows == [{"key": "model/w"}]
         assert bus.latest("policy").version == 1
+        purged = "SELECT 1 FROM facts WHERE kept AND type = 'PurgeCompleted' AND author = 's1'"
+        wait_until(lambda: bus.query(purged).dicts(), what="a purge by the store")
         basic.kill9()
         wait_until(lambda: not any(one.live for one in bus.list_workers() if one.worker == "W1"), what="the end of W1")
         wait_until(lambda: not bus.exists("model/w"), what="the loss of what W1 held")
-    assert gateway.stop() == 0
+    assert (gateway.stop(), store.stop()) == (0, 0)
