@@ -42,9 +42,16 @@ class SystemIds:
         return secrets.token_hex(nbytes)
 
 
+_DIGITS = "abcdefghijklmnopqrstuvwxyz234567"
+_PAIRS = [first + second for first in _DIGITS for second in _DIGITS]
+
+
 def b32(data: bytes) -> str:
     """Lower-case base32 without padding."""
-    return base64.b32encode(data).decode("ascii").rstrip("=").lower()
+    if len(data) % 5:
+        return base64.b32encode(data).decode("ascii").rstrip("=").lower()
+    number = int.from_bytes(data, "big")  # for every fact that is folded: half of what the standard library takes
+    return "".join([_PAIRS[number >> shift & 1023] for shift in range(len(data) * 8 - 10, -1, -10)])
 
 
 def prefixed(*parts: str) -> bytes:

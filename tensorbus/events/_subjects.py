@@ -7,7 +7,8 @@ that NATS permissions stop a worker from speaking for another.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Final
+from functools import lru_cache
+from typing import Final, NamedTuple
 
 from tensorbus.errors import InvalidArgumentError
 from tensorbus.events._facts import (
@@ -43,10 +44,11 @@ FENCED: Final = frozenset({"snap", "purge", "archive"})
 """Kinds that only the holder of the store's role may write: each fact names the role's filter and its token."""
 
 STORE_ROLE: Final = "store"
+AGGREGATES_KEPT: Final = 8192
+"""Names whose hashes are remembered: some megabytes."""
 
 
-@dataclass(frozen=True, slots=True, order=True)
-class Aggregate:
+class Aggregate(NamedTuple):
     """What a fact is about: a kind, and the hash of tenant and name (or, where no user chooses it, the name itself)."""
 
     kind: str
@@ -68,13 +70,17 @@ class Aggregate:
         return self if self.contested else None
 
 
+@lru_cache(AGGREGATES_KEPT)
 def aggregate(kind: str, tenant: str, name: str) -> Aggregate:
+    """The aggregate of a name; most facts are about what others were about shortly before."""
     return Aggregate(kind, subject_token(kind, tenant, name))
 
 
 def aggregate_of(event: Event) -> Aggregate:
     """The aggregate that the fact belongs to."""
     match event:
+        case ReplicaAdded() | ReplicaDropped():  # first, as most facts are that
+            return aggregate("replica", event.tenant, event.artifact)
         case SessionOpened() | SessionEnded():
             return aggregate("session", "", event.worker)
         case ArtifactPut() | ArtifactRegistered() | ArtifactDigested() | ViewDefined() | ArtifactDestroyed():
@@ -83,8 +89,6 @@ def aggregate_of(event: Event) -> Aggregate:
             return aggregate("key", event.tenant, event.key)
         case VersionPublished():
             return aggregate("series", event.tenant, event.name)
-        case ReplicaAdded() | ReplicaDropped():
-            return aggregate("replica", event.tenant, event.artifact)
         case CallerLeaseGranted() | CallerLeaseEnded():
             return aggregate("clease", event.tenant, event.lease)
         case RoleGranted():

@@ -12,6 +12,8 @@ from tensorbus.events import Aggregate
 from tensorbus.ids import Incarnation, WorkerId
 from tensorbus.lifecycle._records import Artifact, Key, LogState, RoleLease, Series, Session
 
+_encode = json.JSONEncoder(separators=(",", ":")).encode
+
 
 def head_text(about: Aggregate, seq: int) -> str:
     return _json("head", about.kind, about.token, seq)
@@ -68,4 +70,4 @@ def log_text(log: LogState) -> str:
 
 
 def _json(*values: object) -> str:
-    return json.dumps(values, separators=(",", ":"))
+    return _encode(values)

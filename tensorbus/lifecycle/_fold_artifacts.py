@@ -40,11 +40,11 @@ def evolve(state: Directory, recorded: Recorded[Event], author: Session) -> Verd
         case ArtifactPut() | ArtifactRegistered() as fact:
             return _born(state, recorded, fact, author)
         case (
-            ArtifactDigested()
+            ReplicaAdded()
+            | ReplicaDropped()
+            | ArtifactDigested()
             | ViewDefined()
             | ArtifactDestroyed()
-            | ReplicaAdded()
-            | ReplicaDropped()
             | CallerLeaseGranted()
             | CallerLeaseEnded()
         ) as fact:

@@ -203,8 +203,7 @@ class Touched(NamedTuple):
     name: str
 
 
-@dataclass(frozen=True, slots=True)
-class Verdict:
+class Verdict(NamedTuple):
     """What the fold did with a message.
 
     Attributes:
