@@ -9,12 +9,12 @@ from __future__ import annotations
 import asyncio
 import gc
 import logging
-from collections.abc import AsyncIterator, Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator
+from contextlib import aclosing, contextmanager
 from dataclasses import dataclass
 from typing import Final
 
-from tensorbus.bus import Bus, Message, get_blob
+from tensorbus.bus import Bus, Message, read_blob
 from tensorbus.clock import Deadline
 from tensorbus.errors import CorruptError, NotFoundError, TensorbusError
 from tensorbus.events import Aggregate, BlobRef, LogPurged, PurgeCompleted, SnapshotTaken
@@ -23,8 +23,8 @@ from tensorbus.lifecycle import Directory, Loader
 
 log = logging.getLogger("tensorbus.feeds")
 
-SLICE_BYTES: Final = 32 * 1024
-"""How much of a snapshot is read before others get their turn on the loop: a millisecond or two."""
+SLICE_BYTES: Final = 16 * 1024
+"""How much of a snapshot is read before others get their turn on the loop: about a millisecond."""
 
 _PURGES: Final = Aggregate("purge", "TB")
 _SNAPSHOTS: Final = Aggregate("snap", "directory")
@@ -45,10 +45,12 @@ class Restored:
     Attributes:
         state: A state at the snapshot's sequence, or an empty one.
         snapshot: The snapshot's sequence; ``None`` if the reading begins at the log's beginning.
+        message: The message that named the snapshot.
     """
 
     state: Directory
     snapshot: int | None
+    message: Message | None = None
 
 
 async def newest_purge(bus: Bus, *, deadline: Deadline) -> Announced:
@@ -135,12 +137,13 @@ async def _load(bus: Bus, message: Message, *, upto_min: int, deadline: Deadline
     if fact.upto < upto_min:
         raise _UnusableError(NotFoundError(f"the snapshot of {fact.upto} is older than that", seq=fact.upto))
     loader = Loader(bus.subjects)
-    async for piece in _body(bus, fact.blob, deadline):
-        try:
-            loader.feed(piece)
-        except TensorbusError as exc:
-            raise _UnusableError(exc) from exc
-        await asyncio.sleep(0)
+    async with aclosing(_body(bus, fact.blob, deadline)) as pieces:
+        async for piece in pieces:
+            try:
+                loader.feed(piece)
+            except TensorbusError as exc:
+                raise _UnusableError(exc) from exc
+            await asyncio.sleep(0)
     try:
         state = loader.finish()
     except TensorbusError as exc:
@@ -148,13 +151,13 @@ async def _load(bus: Bus, message: Message, *, upto_min: int, deadline: Deadline
     if (loader.seq, loader.hash, loader.fold) != (fact.upto, fact.state_hash, fact.fold):
         what = f"the snapshot of {fact.upto} is that of another state, at {loader.seq}"
         raise _UnusableError(CorruptError(what, seq=fact.upto))
-    return Restored(state, fact.upto)
+    return Restored(state, fact.upto, message)
 
 
-async def _body(bus: Bus, blob: BlobRef, deadline: Deadline) -> AsyncIterator[bytes]:
+async def _body(bus: Bus, blob: BlobRef, deadline: Deadline) -> AsyncGenerator[bytes]:
     try:
-        body = await get_blob(bus, blob, deadline=deadline)
+        async for piece in read_blob(bus, blob, deadline=deadline):
+            for at in range(0, len(piece), SLICE_BYTES):
+                yield piece[at : at + SLICE_BYTES]
     except (NotFoundError, CorruptError) as exc:
         raise _UnusableError(exc) from exc
-    for at in range(0, len(body), SLICE_BYTES):
-        yield body[at : at + SLICE_BYTES]

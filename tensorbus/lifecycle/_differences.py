@@ -10,7 +10,7 @@ from tensorbus.lifecycle._directory import Directory
 from tensorbus.lifecycle._records import Touched
 
 _SETTLED_AT_ONCE = 64
-_COMPARED_AT_ONCE = 4096
+_COMPARED_AT_ONCE = 1024
 _DROPPED_AT_ONCE = 256
 
 

@@ -179,7 +179,7 @@ class Planted:
 
 
 NAMED_PUTS = {"put": 4, "put_named": 8, "unbind": 2, "destroy": 2}
-GIVEN_PUTS = {"put_named": 4, "put_given": 8, "unbind": 3, "destroy": 4}
+GIVEN_PUTS = {"put_given": 10, "destroy": 8, "put_named": 2, "unbind": 1}
 SLOW = FaultPlan(slow=0.3, crash=Wave(every_s=15.0, length_s=8.0))
 
 BUGS = {
@@ -226,7 +226,7 @@ BUGS = {
     "a put that is given up ends a later life": Planted(
         replaced(Puts, "abandon", _abandons_any_life),
         artifacts(deeds=GIVEN_PUTS),
-        range(170, 200),
+        range(30, 60),
         FaultPlan(delay_s=(0.05, 0.5), slow=0.2),
     ),
     "memory of what ended is kept": Planted(replaced(Reclaim, "on_change", _keeps_what_ended), artifacts(), 10),
