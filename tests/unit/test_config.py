@@ -138,3 +138,19 @@ def test_settings_cannot_be_changed(env: dict[str, str]) -> None:
 
 def test_every_setting_says_what_it_is() -> None:
     assert all(field.description for field in Settings.model_fields.values())
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"nats_replicas": "2"},
+        {"nats_tls_cert": "/c"},
+        {"nats_tls_key": "/k"},
+        {"nats_creds": "/c", "nats_nkey_seed": "/s"},
+        {"nats_user": "a.b"},
+    ],
+)
+def test_connections_to_nats_that_cannot_be(values: dict[str, str]) -> None:
+    with pytest.raises(InvalidArgumentError, match=next(iter(values))):
+        load({}, {f"TENSORBUS_{name.upper()}": value for name, value in values.items()})
+    assert load({}, {"TENSORBUS_NATS_REPLICAS": "3"}).settings.nats_replicas == 3
