@@ -25,6 +25,7 @@ class Sizes:
         sim_seeds: Seeds of each simulated scenario.
         cluster_rounds: How often one of three servers is hurt, or all of them are.
         wire_seeds: Runs over connections that lose, repeat and swap deliveries.
+        purges: How often a purge overtakes one and the same worker.
         wire_puts: Artifacts that are put over them in each.
     """
 
@@ -42,6 +43,7 @@ class Sizes:
     cluster_rounds: int
     wire_seeds: int
     wire_puts: int
+    purges: int
 
 
 QUICK: Final = Sizes(
@@ -58,7 +60,8 @@ QUICK: Final = Sizes(
     sim_seeds=20,
     cluster_rounds=1,
     wire_seeds=1,
-    wire_puts=200,
+    wire_puts=100,
+    purges=1,
 )
 SOAK: Final = Sizes(
     crash_rounds=20,
@@ -75,5 +78,6 @@ SOAK: Final = Sizes(
     cluster_rounds=6,
     wire_seeds=10,
     wire_puts=2000,
+    purges=10,
 )
 SIZES: Final = SOAK if os.environ.get("TB_TEST_SIZE") == "soak" else QUICK

@@ -95,6 +95,7 @@ class Wire:
         parts = urlsplit(self.url)
         self._to = (parts.hostname, parts.port)
         self._rng = random.Random(self.seed)
+        self._open = True
         self._writers: dict[asyncio.StreamWriter, None] = {}
         self._server = await asyncio.start_server(self._carry, "127.0.0.1", 0)
         self.url = f"nats://127.0.0.1:{self._server.sockets[0].getsockname()[1]}"
@@ -109,7 +110,20 @@ class Wire:
         for writer in list(self._writers):
             writer.transport.abort()
 
+    @contextlib.contextmanager
+    def pulled(self) -> Iterator[None]:
+        """Nothing gets through while the context is open."""
+        self._open = False
+        self.cut()
+        try:
+            yield
+        finally:
+            self._open = True
+
     async def _carry(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if not self._open:
+            writer.transport.abort()
+            return
         there, back = await asyncio.open_connection(*self._to)
         self._writers.update({writer: None, back: None})
         spoiler = Spoiler(self.faults, self._rng, self.counts)
