@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -27,6 +27,7 @@ from tensorbus.bus import (
     get_blob,
     provision,
     put_blob,
+    read_blob,
 )
 from tensorbus.clock import Deadline
 from tensorbus.errors import (
@@ -309,8 +310,9 @@ class BusContract:
 
     async def test_the_subjects_of_a_filter_are_those_with_messages(self, backend: Backend) -> None:
         bus = await backend.connect()
-        for subject in ("tb.blob.b.0.w1", "tb.blob.a.1.w1", "tb.blob.a.0.w1", "tb.ev.replica.a.w1"):
-            written = await fill(bus, 2, subject=subject)
+        for subject in ("tb.blob.b.0.w1", "tb.blob.a.1.w1", "tb.blob.a.0.w1"):
+            await fill(bus, 2, subject=subject)
+        written = await fill(bus, 2, subject="tb.ev.replica.a.w1")
         found = ["tb.blob.a.0.w1", "tb.blob.a.1.w1", "tb.blob.b.0.w1"]
         assert await bus.subjects_on("tb.blob.>", deadline=soon()) == found
         await bus.purge("tb.blob.a.>", upto=written[-1], keep_last=False, deadline=soon())
@@ -673,6 +675,25 @@ class BusContract:
         before = await bus.last_seq(deadline=soon())
         assert await put_blob(bus, body, author=W1, deadline=soon()) == ref
         assert await bus.last_seq(deadline=soon()) == before
+
+    async def test_a_blob_is_put_and_read_in_pieces(self, backend: Backend) -> None:
+        bus = await backend.connect()
+        body = IDS.hex(1_500_000).encode()
+        whole = await put_blob(bus, body, author=W1, deadline=soon())
+        pieces = [body[at : at + 70_001] for at in range(0, len(body), 70_001)]
+        assert await put_blob(bus, pieces, author=W1, deadline=soon()) == whole
+
+        async def later() -> AsyncIterator[bytes]:
+            for piece in (b"", *pieces, b""):
+                yield piece
+
+        assert await put_blob(bus, later(), author=W1, deadline=soon()) == whole
+        read = [piece async for piece in read_blob(bus, whole, deadline=soon())]
+        assert b"".join(read) == body
+        assert len(read) > 1
+        assert all(0 < len(piece) <= 512 * 1024 for piece in read)
+        empty = await put_blob(bus, [], author=W1, deadline=soon())
+        assert [piece async for piece in read_blob(bus, empty, deadline=soon())] == []
 
     async def test_a_blob_that_is_wrong_is_never_handed_out(self, backend: Backend) -> None:
         bus = await backend.connect()

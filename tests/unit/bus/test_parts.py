@@ -32,6 +32,9 @@ from tensorbus.errors import (
 def test_the_public_names() -> None:
     assert sorted(tensorbus.bus.__all__) == [
         "Appended",
+        "Archive",
+        "ArchiveFile",
+        "ArchiveReport",
         "Bus",
         "BusAdmin",
         "BusReport",
@@ -52,6 +55,7 @@ def test_the_public_names() -> None:
         "Permissions",
         "Reader",
         "Role",
+        "StoredSnapshot",
         "StreamCopy",
         "StreamLimits",
         "StreamReport",
@@ -70,6 +74,7 @@ def test_the_public_names() -> None:
         "provision",
         "public_key",
         "put_blob",
+        "read_blob",
         "users_config",
         "users_json",
     ]
