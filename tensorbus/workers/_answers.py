@@ -133,7 +133,9 @@ class Answers:
         if len(self._cursors) >= CURSORS_MAX:
             raise OutOfSpaceError(f"{CURSORS_MAX} answers are being read from this store already")
         deadline = Deadline(asked.limits.seconds or QUESTION_S, what="the question")
-        await self._reach(asked.at_least, deadline)
+        moments = (moment.seq for moment in (asked.at, asked.start, asked.end) if moment is not None)
+        for seq in (asked.at_least, *moments):
+            await self._reach(seq, deadline)
         rows = await self._in_thread(lambda: self._rows(asked))
         cursor = _Cursor(rows, pieces(rows, nbytes_max=PIECE_BYTES), self._core.clock.now_ns())
         name = self._core.ids.hex(8)
@@ -235,12 +237,7 @@ class Answers:
 
             assert moment.time_ns is not None
             return TimeTravel(self._projector.store).seq_at(moment.time_ns)
-        if moment.seq > self._projector.position:
-            raise InvalidArgumentError(
-                f"position {moment.seq} is beyond the store's, {self._projector.position}",
-                position=self._projector.position,
-            )
-        return moment.seq
+        return min(moment.seq, self._projector.position)  # it was waited for: what lies between is no fact
 
     async def _in_thread(self, work: Callable[[], T]) -> T:
         try:

@@ -134,9 +134,8 @@ class Keeper:
             while len(messages) < ARCHIVE_FACTS_MAX and reader.position < upto:
                 async with deadline.scope():
                     messages += [message for message in await anext(aiter(reader)) if message.seq <= upto]
-        first = done + 1 if done else messages[0].seq
-        last = messages[-1].seq
-        file = await asyncio.to_thread(self._archive.write, messages, first=first, last=last)
+        # The first file speaks for all that comes before it too: where the log begins, nothing does.
+        file = await asyncio.to_thread(self._archive.write, messages, first=done + 1, last=messages[-1].seq)
         await self._say(_archived(file))
         log.info("archived: file=%s facts=%d nbytes=%d", file.file, file.count, file.nbytes)
 
