@@ -95,7 +95,9 @@ class Answers:
         self._core = core
         self._projector = projector
         self._cursors: dict[str, _Cursor] = {}
-        self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="query")
+        # Two pools: a question that waits for its turn at the database must not keep those back whose turn it is.
+        self._opening = ThreadPoolExecutor(THREADS, thread_name_prefix="question")
+        self._reading = ThreadPoolExecutor(THREADS, thread_name_prefix="answer")
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
@@ -106,13 +108,14 @@ class Answers:
                 await stack.enter_async_context(bus.answer(bus.subjects.rpc("query"), self.handle, queue="store"))
                 own = bus.subjects.rpc(f"store.{me}")
                 await stack.enter_async_context(bus.answer(own, self.handle, queue=f"store-{me}"))
-                idle = asyncio.create_task(self._close_idle(), name="idle cursors")
+                idle = asyncio.create_task(self._look_after(), name="idle cursors")
                 stack.push_async_callback(_cancelled, idle)
                 yield
         finally:
             for name in list(self._cursors):
                 self._close(name)
-            self._threads.shutdown(wait=False, cancel_futures=True)
+            for threads in (self._opening, self._reading):
+                threads.shutdown(wait=False, cancel_futures=True)
 
     async def handle(self, data: bytes) -> bytes:
         """One question to its answer; see ``docs/spec/query.md``."""
@@ -136,7 +139,7 @@ class Answers:
         moments = (moment.seq for moment in (asked.at, asked.start, asked.end) if moment is not None)
         for seq in (asked.at_least, *moments):
             await self._reach(seq, deadline)
-        rows = await self._in_thread(lambda: self._rows(asked))
+        rows = await self._in_thread(self._opening, lambda: self._rows(asked))
         cursor = _Cursor(rows, pieces(rows, nbytes_max=PIECE_BYTES), self._core.clock.now_ns())
         name = self._core.ids.hex(8)
         self._cursors[name] = cursor
@@ -160,7 +163,7 @@ class Answers:
 
     async def _step(self, name: str, cursor: _Cursor) -> bytes:
         """Take the next piece; look one further, so that the last one says that it is."""
-        piece = await self._in_thread(lambda: next(cursor.pieces, None))
+        piece = await self._in_thread(self._reading, lambda: next(cursor.pieces, None))
         cursor.last, cursor.count = piece if piece is not None else (b"", cursor.count)
         cursor.number += 1
         cursor.done = piece is None or cursor.rows.ended
@@ -188,12 +191,16 @@ class Answers:
         if cursor is not None:
             cursor.rows.close()
 
-    async def _close_idle(self) -> None:
+    def close_idle(self) -> None:
+        """Close the answers that nobody has read on for 30 seconds."""
+        oldest = self._core.clock.now_ns() - int(IDLE_S * NS_PER_S)
+        for name in [name for name, cursor in self._cursors.items() if cursor.used_ns < oldest]:
+            self._close(name)
+
+    async def _look_after(self) -> None:
         while True:
             await asyncio.sleep(IDLE_S / 4)
-            oldest = self._core.clock.now_ns() - int(IDLE_S * NS_PER_S)
-            for name in [name for name, cursor in self._cursors.items() if cursor.used_ns < oldest]:
-                self._close(name)
+            self.close_idle()
 
     # -- what is asked -------------------------------------------------------------------------------------------------
 
@@ -239,9 +246,9 @@ class Answers:
             return TimeTravel(self._projector.store).seq_at(moment.time_ns)
         return min(moment.seq, self._projector.position)  # it was waited for: what lies between is no fact
 
-    async def _in_thread(self, work: Callable[[], T]) -> T:
+    async def _in_thread(self, threads: ThreadPoolExecutor, work: Callable[[], T]) -> T:
         try:
-            return await asyncio.get_running_loop().run_in_executor(self._threads, work)
+            return await asyncio.get_running_loop().run_in_executor(threads, work)
         except RuntimeError as exc:  # shut down meanwhile
             raise UnavailableError(f"store {self._core.me.worker} is leaving") from exc
 
