@@ -62,7 +62,9 @@ def at_least_option(function: F) -> F:
 
 
 @click.command(short_help="Show what was where at a moment.")
-@click.option("--at", type=moment, metavar="SEQ|TIME", help="A sequence, or a time such as 2026-01-31T12:00:00Z (default: now).")
+@click.option(
+    "--at", type=moment, metavar="SEQ|TIME", help="A sequence, or a time such as 2026-01-31T12:00:00Z (default: now)."
+)
 @click.option("--only", type=click.Choice(tuple(COLUMNS)), multiple=True, help="Only this table; may be repeated.")
 @at_least_option
 @takes_settings(*CLIENT)

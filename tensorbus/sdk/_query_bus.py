@@ -105,7 +105,7 @@ class AsyncQueries:
 
         Raises:
             NotFoundError: If the history does not reach back so far; ``details["first"]`` is where it begins.
-            InvalidArgumentError: If the moment is beyond the store's position; UnavailableError: If no store runs.
+            InvalidArgumentError: If the log has not come to that moment; UnavailableError: If no store runs.
             OutOfSpaceError: If it has more rows than a store gives at once; :meth:`query` can ask for parts of it.
         """
         deadline = self._core.begin(timeout, "state")

@@ -148,7 +148,7 @@ def _of_datetime(at: datetime, what: str) -> dict[str, int]:
 def _time(seconds: Fraction, what: str) -> dict[str, int]:
     time_ns = int(seconds * NS_PER_S)
     if not 0 <= time_ns <= _TIME_NS_MAX:
-        raise InvalidArgumentError(f"{what} is no time since 1970 that the log can tell")
+        raise InvalidArgumentError(f"{what} is no time from 1970 to 2262")
     return {"time_ns": time_ns}
 
 

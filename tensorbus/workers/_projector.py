@@ -22,6 +22,10 @@ log = logging.getLogger("tensorbus.workers")
 T = TypeVar("T")
 AGAIN_S = 1.0
 AGAIN_S_MAX = 30.0
+MARK_S = 0.5
+"""How often to look whether the store is to be made anew."""
+QUERIES_MAX = 128
+"""More than there are cursors for answers: nobody ever waits in a thread for another's answer to be read."""
 FACTS_MAX = 4096
 """Facts that one transaction takes."""
 
@@ -88,7 +92,7 @@ class Projector:
         while True:
             before = self.position
             try:
-                await self._follow()
+                await self._follow_until_marked()
             except TensorbusError as error:
                 if str(error) != str(self.trouble):
                     log.error("the global store stopped: position=%d reason=%s", self.position, error)
@@ -131,6 +135,18 @@ class Projector:
 
     # -- following -----------------------------------------------------------------------------------------------------
 
+    async def _follow_until_marked(self) -> None:
+        """Follow the log until somebody asks for the store to be made anew, also while no fact comes."""
+        following = asyncio.create_task(self._follow(), name="follow")
+        try:
+            while not (await asyncio.wait({following}, timeout=MARK_S))[0]:
+                if self._store is not None and self.rebuild_mark.exists():
+                    return
+            following.result()
+        finally:
+            following.cancel()
+            await asyncio.wait({following})
+
     async def _follow(self) -> None:
         await self.in_thread(self._open)
         state = await base_for(self._bus, self._archive, upto=self.position)
@@ -139,9 +155,6 @@ class Projector:
             async for batch in batches:
                 for at in range(0, len(batch), FACTS_MAX):
                     await self._take_in(batch[at : at + FACTS_MAX])
-                if self.rebuild_mark.exists():
-                    await self.in_thread(self._close)
-                    return
 
     async def _take_in(self, messages: list[Message]) -> None:
         """Fold and write. What is folded must be written: when the disk is full, it is tried again."""
@@ -172,7 +185,9 @@ class Projector:
             self.rebuild_mark.unlink()
         if self._store is None:
             self._path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-            self._store = GlobalStore.open(self._path, subjects=self._bus.subjects, memory_bytes=self._memory_bytes)
+            self._store = GlobalStore.open(
+                self._path, subjects=self._bus.subjects, memory_bytes=self._memory_bytes, queries=QUERIES_MAX
+            )
 
     def _start_from(self, state: Directory) -> None:
         if state.seq > self.position:
