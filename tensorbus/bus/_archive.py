@@ -11,7 +11,7 @@ import re
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
+from itertools import pairwise, starmap
 from typing import TYPE_CHECKING, Any, Final
 
 from blake3 import blake3
@@ -19,12 +19,15 @@ from blake3 import blake3
 from tensorbus.bus._archive_files import Files
 from tensorbus.bus._port import Message
 from tensorbus.errors import CorruptError, InvalidArgumentError, NotFoundError, TensorbusError
+from tensorbus.events import Subjects
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
 FORMAT: Final = "1"
 ROW_GROUP: Final = 4096
+BATCH: Final = 1024
+"""Facts that are converted at once, which keeps the interpreter to itself for about a millisecond."""
 PIECE_BYTES: Final = 1 << 20
 _FACTS: Final = re.compile(r"(\d{20})-(\d{20})-([0-9a-f]{16})\.parquet")
 _SNAPSHOT: Final = re.compile(r"snapshot-(\d{20})-([0-9a-f]{16})\.tbs")
@@ -86,9 +89,10 @@ class Archive:
     Args:
         files: Where it is.
         prefix: Subject prefix of the log; files of another one are refused.
+        stream: Name of the log's stream, and of the folder that its files are in.
     """
 
-    def __init__(self, files: Files, *, prefix: str, stream: str = "TB") -> None:
+    def __init__(self, files: Files, *, prefix: str, stream: str) -> None:
         self._files = files
         self._prefix = prefix
         self._stream = stream
@@ -100,7 +104,7 @@ class Archive:
         Raises:
             InvalidArgumentError: If fsspec, or what it needs for such a URL, is not there.
         """
-        return cls(Files(url), prefix=prefix)
+        return cls(Files(url), prefix=prefix, stream=Subjects(prefix).log_stream)
 
     @property
     def url(self) -> str:
@@ -130,8 +134,14 @@ class Archive:
         return ArchiveFile(file=name, first=first, last=last, count=len(messages), digest=digest, nbytes=len(body))
 
     def files(self) -> list[ArchiveFile]:
-        """The files in the folder that read as what they say, in order; for when no log tells which count."""
-        return [self._described(f"{self._stream}/{name}") for name in self._names(_FACTS)]
+        """The files in the folder that follow each other, for when no log tells which count.
+
+        A store that lost its lease may have left a file that overlaps others: those are chosen that reach furthest.
+
+        Raises:
+            CorruptError: If one is not what its name says.
+        """
+        return _chain([self._described(f"{self._stream}/{name}") for name in self._names(_FACTS)])
 
     def read(self, files: Sequence[ArchiveFile], *, after: int = 0, upto: int | None = None) -> Iterator[list[Message]]:
         """The facts of files that follow each other, in batches; a file's digest is checked before anything comes out.
@@ -150,9 +160,22 @@ class Archive:
                 if chosen:
                     yield chosen
 
-    def verify(self, files: Sequence[ArchiveFile]) -> ArchiveReport:
-        """Check every file, and that they follow each other; goes on after a problem."""
-        report = ArchiveReport(files=len(files))
+    def verify(self, files: Sequence[ArchiveFile] | None = None) -> ArchiveReport:
+        """Check every file, and that they follow each other; goes on after a problem.
+
+        Args:
+            files: Those that there must be; those in the folder, by their names, when ``None``.
+        """
+        report = ArchiveReport()
+        if files is None:
+            listed = self._listed(report)
+            files = _chain(listed)
+            report.extra = [file.file for file in listed if file not in files]
+        else:
+            named = {file.file for file in files}
+            there = (f"{self._stream}/{name}" for name in self._names(_FACTS))
+            report.extra = [name for name in there if name not in named]
+        report.files += len(files)
         for before, file in zip([None, *files], files, strict=False):
             if before is not None and (problem := _hole([before, file])):
                 report.problems.append(problem)
@@ -160,17 +183,28 @@ class Archive:
                 report.facts += sum(len(batch) for batch in self._messages(file))
             except TensorbusError as error:
                 report.problems.append(str(error))
-        named = {file.file for file in files}
-        there = (f"{self._stream}/{name}" for name in self._names(_FACTS))
-        report.extra = [name for name in there if name not in named]
         return report
+
+    def _listed(self, report: ArchiveReport) -> list[ArchiveFile]:
+        """The files in the folder; one that is not what its name says goes to the report."""
+        listed = []
+        for name in self._names(_FACTS):
+            try:
+                listed.append(self._described(f"{self._stream}/{name}"))
+            except TensorbusError as error:
+                report.files += 1
+                report.problems.append(str(error))
+        return listed
 
     def _messages(self, file: ArchiveFile) -> Iterator[list[Message]]:
         body = self._body(file)
-        count = 0
+        count, last = 0, file.first - 1
         for batch in _batches(body, file.file, prefix=self._prefix):
-            if batch and not file.first <= batch[0].seq <= batch[-1].seq <= file.last:
-                raise CorruptError(f"{file.file} has facts outside of {file.first} to {file.last}", file=file.file)
+            seqs = [last, *(message.seq for message in batch)]
+            last = seqs[-1]
+            if last > file.last or any(seq <= before for before, seq in pairwise(seqs)):
+                what = f"{file.file} has facts out of order, or not from {file.first} to {file.last}"
+                raise CorruptError(what, file=file.file)
             count += len(batch)
             yield batch
         if count != file.count:
@@ -248,6 +282,25 @@ def _hole(files: Sequence[ArchiveFile]) -> str:
     return ""
 
 
+def _chain(files: Sequence[ArchiveFile]) -> list[ArchiveFile]:
+    """Of files that may overlap, those that follow each other furthest; after a hole, those from the next one on."""
+    reach: dict[
+        int, tuple[int, ArchiveFile]
+    ] = {}  # by first sequence: how far one gets from there, and with which file
+    for file in sorted(files, key=lambda file: (file.first, file.last, file.file), reverse=True):
+        last = reach[file.last + 1][0] if file.last + 1 in reach else file.last
+        if file.first not in reach or last > reach[file.first][0]:
+            reach[file.first] = (last, file)
+    chosen: list[ArchiveFile] = []
+    at = min(reach, default=0)
+    while at in reach:
+        chosen.append(reach[at][1])
+        at = chosen[-1].last + 1
+        if at not in reach:
+            at = min((first for first in reach if first > at), default=0)
+    return chosen
+
+
 def _packed(pieces: Iterable[bytes]) -> Iterator[bytes]:
     pack = zlib.compressobj(level=1)
     for piece in pieces:
@@ -281,6 +334,15 @@ def _parquet(messages: Sequence[Message], said: dict[str, object]) -> bytes:
         ],
         metadata={"tensorbus": json.dumps({"format": FORMAT, **said})},
     )
+    sink = pa.BufferOutputStream()
+    with parquet.ParquetWriter(sink, schema, compression="zstd") as writer:
+        # A row group at a time: one conversion of a whole file would keep the interpreter to itself for long.
+        for at in range(0, len(messages), ROW_GROUP):
+            writer.write_batch(_record_batch(pa, schema, messages[at : at + ROW_GROUP]))
+    return bytes(sink.getvalue())
+
+
+def _record_batch(pa: Any, schema: Any, messages: Sequence[Message]) -> Any:
     columns = [
         [message.seq for message in messages],
         [message.time_ns for message in messages],
@@ -288,17 +350,14 @@ def _parquet(messages: Sequence[Message], said: dict[str, object]) -> bytes:
         [json.dumps(dict(message.headers)) for message in messages],
         [message.data for message in messages],
     ]
-    sink = pa.BufferOutputStream()
-    table = pa.table([pa.array(c, f.type) for c, f in zip(columns, schema, strict=True)], schema=schema)
-    parquet.write_table(table, sink, compression="zstd", row_group_size=ROW_GROUP)
-    return bytes(sink.getvalue())
+    return pa.record_batch([pa.array(c, f.type) for c, f in zip(columns, schema, strict=True)], schema=schema)
 
 
 def _reader(body: bytes, name: str) -> pa.parquet.ParquetFile:
     pa, parquet = _pyarrow()
     try:
         return parquet.ParquetFile(pa.BufferReader(body))
-    except pa.ArrowException as exc:
+    except (pa.ArrowException, OSError) as exc:
         raise CorruptError(f"{name} is no Parquet file: {exc}", file=name) from exc
 
 
@@ -311,11 +370,9 @@ def _batches(body: bytes, name: str, *, prefix: str) -> Iterator[list[Message]]:
     if said.get("prefix") != prefix:
         raise InvalidArgumentError(f"{name} is of the log {said.get('prefix')!r}, not of {prefix!r}", file=name)
     try:
-        for batch in reader.iter_batches(batch_size=ROW_GROUP):
-            columns = [batch.column(at).to_pylist() for at in range(5)]
-            yield [
-                Message(seq, ns, subject, json.loads(h), data)
-                for seq, ns, subject, h, data in zip(*columns, strict=True)
-            ]
-    except (pa.ArrowException, ValueError) as exc:
+        for batch in reader.iter_batches(batch_size=BATCH):
+            seqs, times, subjects, headers, bodies = (batch.column(at).to_pylist() for at in range(5))
+            parsed = json.loads(f"[{','.join(headers)}]")  # at once: half the time of one by one
+            yield list(starmap(Message, zip(seqs, times, subjects, parsed, bodies, strict=True)))
+    except (pa.ArrowException, OSError, ValueError) as exc:
         raise CorruptError(f"{name} cannot be read: {exc}", file=name) from exc

@@ -4,17 +4,27 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
 import os
+import tempfile
 from collections.abc import Iterable, Iterator
 from pathlib import PurePosixPath
 from typing import Any, Final
 from urllib.parse import urlsplit
 
-from tensorbus.errors import DeniedError, InvalidArgumentError, NotFoundError, OutOfSpaceError, UnavailableError
+from tensorbus.errors import (
+    DeniedError,
+    InvalidArgumentError,
+    NotFoundError,
+    OutOfSpaceError,
+    TensorbusError,
+    UnavailableError,
+)
 
 PIECE_BYTES: Final = 1 << 20
 _FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 _PARTIAL: Final = ".partial"
+_MODE: Final = 0o640
 
 
 class Files:
@@ -56,18 +66,10 @@ class Files:
         path = self._path(name)
         with self._errors(name):
             self._fs.makedirs(str(PurePosixPath(path).parent), exist_ok=True)
-            if not self.local:
+            if self.local:
+                _write_whole(path, pieces)
+            else:
                 self._fs.pipe_file(path, b"".join(pieces))  # object stores show an object once it is complete
-                return
-            partial = f"{path}.{os.getpid()}{_PARTIAL}"
-            try:
-                _write_through(partial, pieces)
-                os.replace(partial, path)
-            except BaseException:
-                with contextlib.suppress(OSError):
-                    os.unlink(partial)
-                raise
-            _sync_folder(str(PurePosixPath(path).parent))
 
     def read(self, name: str) -> Iterator[bytes]:
         """A file's bytes in pieces of 1 MiB.
@@ -99,22 +101,53 @@ class Files:
             if exc.errno in _FULL:
                 raise OutOfSpaceError(f"there is no room for {where}", file=name) from exc
             raise UnavailableError(f"the archive does not give {where}: {exc}", file=name) from exc
+        except TensorbusError:
+            raise
+        except Exception as exc:
+            if self.local:
+                raise
+            # Each kind of store has errors of its own, such as those of its credentials.
+            raise UnavailableError(f"the archive does not give {where}: {exc!r}", file=name) from exc
 
 
 def _protocols(fs: Any) -> tuple[str, ...]:
     return (fs.protocol,) if isinstance(fs.protocol, str) else tuple(fs.protocol)
 
 
-def _write_through(path: str, pieces: Iterable[bytes]) -> None:
-    with open(path, "wb") as file:
-        for piece in pieces:
-            file.write(piece)
-        file.flush()
-        os.fsync(file.fileno())
+def _write_whole(path: str, pieces: Iterable[bytes]) -> None:
+    """Write to another name, sync, rename, and sync the folders: the new name itself must survive a power cut."""
+    folder = os.path.dirname(path)
+    _remove_left(folder)
+    handle, partial = tempfile.mkstemp(dir=folder, suffix=_PARTIAL)
+    try:
+        with open(handle, "wb") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            for piece in pieces:
+                file.write(piece)
+            file.flush()
+            os.fsync(file.fileno())
+            os.fchmod(file.fileno(), _MODE)
+            os.rename(partial, path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            os.unlink(partial)
+        raise
+    _sync_folder(folder)
+    _sync_folder(os.path.dirname(folder))
+
+
+def _remove_left(folder: str) -> None:
+    """Remove what a writer that was killed has left: nobody holds its lock any more."""
+    for entry in os.scandir(folder):
+        if not entry.name.endswith(_PARTIAL):
+            continue
+        with contextlib.suppress(OSError), open(entry.path, "rb") as file:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if os.fstat(file.fileno()).st_size:  # an empty one's writer may be about to take the lock
+                os.unlink(entry.path)
 
 
 def _sync_folder(path: str) -> None:
-    """The new name itself must survive a power cut."""
     handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(handle)
