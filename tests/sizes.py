@@ -26,6 +26,10 @@ class Sizes:
         cluster_rounds: How often one of three servers is hurt, or all of them are.
         wire_seeds: Runs over connections that lose, repeat and swap deliveries.
         purges: How often a purge overtakes one and the same worker.
+        lives: Artifacts on two workers while bus and store are killed.
+        store_seeds: Runs of each test that hurts a store at random moments.
+        store_kills: How often a store is killed in one of them.
+        store_hand_overs: How often the log changes its keeper.
         wire_puts: Artifacts that are put over them in each.
     """
 
@@ -44,6 +48,10 @@ class Sizes:
     wire_seeds: int
     wire_puts: int
     purges: int
+    store_hand_overs: int
+    store_kills: int
+    store_seeds: int
+    lives: int
 
 
 QUICK: Final = Sizes(
@@ -62,6 +70,10 @@ QUICK: Final = Sizes(
     wire_seeds=1,
     wire_puts=100,
     purges=1,
+    store_hand_overs=1,
+    store_kills=6,
+    store_seeds=1,
+    lives=40,
 )
 SOAK: Final = Sizes(
     crash_rounds=20,
@@ -79,5 +91,9 @@ SOAK: Final = Sizes(
     wire_seeds=10,
     wire_puts=2000,
     purges=10,
+    store_hand_overs=6,
+    store_kills=50,
+    store_seeds=5,
+    lives=200,
 )
 SIZES: Final = SOAK if os.environ.get("TB_TEST_SIZE") == "soak" else QUICK

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import random
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -24,11 +25,15 @@ class Load:
     Attributes:
         acked: The artifact that each acknowledged key names, and the seed of its bytes.
         position: The last acknowledged position.
+        kept: Artifacts that each caller keeps; beyond, it ends one for each that it puts.
+        puts: How many were begun.
     """
 
     raws: Sequence[Raw]
+    kept: int = 1 << 30
     acked: dict[str, tuple[str, object]] = field(default_factory=dict)
     position: int = 0
+    puts: int = 0
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
@@ -44,22 +49,31 @@ class Load:
 
     async def put(self, raw: Raw, key: str) -> None:
         """Put new bytes under a new key."""
+        self.puts += 1
         taken = await raw.put({"w": data_of(key, NBYTES)}, key=key)
         self.acked[key] = (taken["artifact"]["artifact"], key)
         self.position = max(self.position, taken["position"])
 
     async def more(self, count: int, *, timeout_s: float = SAME_S) -> None:
         """Wait until so many more were acknowledged."""
-        wanted = len(self.acked) + count
+        wanted = self.puts + count + len(self.raws)
         async with Deadline(timeout_s, what=f"{count} more puts").scope():
-            while len(self.acked) < wanted:
+            while self.puts < wanted:
                 await asyncio.sleep(0.01)
 
+    async def end(self, raw: Raw, key: str) -> None:
+        """End an artifact, and all its names with it."""
+        artifact, _ = self.acked.pop(key)
+        ended = await raw.call("destroy", artifact=artifact)
+        self.position = max(self.position, ended["position"])
+
     async def _one(self, raw: Raw, number: int, stop: asyncio.Event) -> None:
-        count = 0
+        rng, mine = random.Random(number), list[str]()
         while not stop.is_set():
-            await self.put(raw, f"load/{number}/{len(self.acked)}/{count}")
-            count += 1
+            mine.append(f"load/{number}/{self.puts}")
+            await self.put(raw, mine[-1])
+            if len(mine) > self.kept:
+                await self.end(raw, mine.pop(rng.randrange(len(mine))))
             await asyncio.sleep(PAUSE_S)
 
     async def check(self, raw: Raw) -> None:
