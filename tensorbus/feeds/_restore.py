@@ -84,8 +84,8 @@ async def restore(bus: Bus, *, deadline: Deadline) -> Restored | TensorbusError:
     problem: TensorbusError | None = None
     async for message in _candidates(bus, purged, deadline):
         try:
-            return await _load(bus, message, upto_min=purged.upto, deadline=deadline)
-        except _UnusableError as exc:
+            return await load_stored(bus, message, upto_min=purged.upto, deadline=deadline)
+        except UnusableError as exc:
             problem = problem or exc.problem
             log.warning("a snapshot cannot be used: seq=%d reason=%s", message.seq, exc.problem)
     if not purged.upto:
@@ -109,7 +109,9 @@ def without_collections() -> Iterator[None]:
             gc.enable()
 
 
-class _UnusableError(Exception):
+class UnusableError(Exception):
+    """A snapshot that nobody can start from; ``problem`` says why. (Not so if the bus does not answer.)"""
+
     def __init__(self, problem: TensorbusError) -> None:
         super().__init__(str(problem))
         self.problem = problem
@@ -130,27 +132,33 @@ async def _candidates(bus: Bus, purged: Announced, deadline: Deadline) -> AsyncI
             yield named
 
 
-async def _load(bus: Bus, message: Message, *, upto_min: int, deadline: Deadline) -> Restored:
+async def load_stored(bus: Bus, message: Message, *, upto_min: int, deadline: Deadline) -> Restored:
+    """The state that a snapshot's message names, checked against what it says.
+
+    Raises:
+        UnusableError: If it is missing, damaged, too old, or of a newer version than this program.
+        UnavailableError, DeadlineExceededError: If the bus does not answer.
+    """
     fact = decode_one(message).event
     if not isinstance(fact, SnapshotTaken):
-        raise _UnusableError(CorruptError(f"message {message.seq} is no readable snapshot", seq=message.seq))
+        raise UnusableError(CorruptError(f"message {message.seq} is no readable snapshot", seq=message.seq))
     if fact.upto < upto_min:
-        raise _UnusableError(NotFoundError(f"the snapshot of {fact.upto} is older than that", seq=fact.upto))
+        raise UnusableError(NotFoundError(f"the snapshot of {fact.upto} is older than that", seq=fact.upto))
     loader = Loader(bus.subjects)
     async with aclosing(_body(bus, fact.blob, deadline)) as pieces:
         async for piece in pieces:
             try:
                 loader.feed(piece)
             except TensorbusError as exc:
-                raise _UnusableError(exc) from exc
+                raise UnusableError(exc) from exc
             await asyncio.sleep(0)
     try:
         state = loader.finish()
     except TensorbusError as exc:
-        raise _UnusableError(exc) from exc
+        raise UnusableError(exc) from exc
     if (loader.seq, loader.hash, loader.fold) != (fact.upto, fact.state_hash, fact.fold):
         what = f"the snapshot of {fact.upto} is that of another state, at {loader.seq}"
-        raise _UnusableError(CorruptError(what, seq=fact.upto))
+        raise UnusableError(CorruptError(what, seq=fact.upto))
     return Restored(state, fact.upto, message)
 
 
@@ -160,4 +168,4 @@ async def _body(bus: Bus, blob: BlobRef, deadline: Deadline) -> AsyncGenerator[b
             for at in range(0, len(piece), SLICE_BYTES):
                 yield piece[at : at + SLICE_BYTES]
     except (NotFoundError, CorruptError) as exc:
-        raise _UnusableError(exc) from exc
+        raise UnusableError(exc) from exc
