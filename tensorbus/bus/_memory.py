@@ -117,6 +117,7 @@ class MemoryBus:
         self._beats = 0
         self._questions = 0
         self._lost_at = -math.inf
+        cluster.connections[self] = None
 
     @property
     def subjects(self) -> Subjects:
@@ -185,7 +186,7 @@ class MemoryBus:
         return await self._request(lambda: self.cluster.log.last_seq, deadline)
 
     async def log_state(self, *, deadline: Deadline) -> LogInfo:
-        return await self._request(self.cluster.log.info, deadline)
+        return await self._request(lambda: self.cluster.log.info(), deadline)
 
     async def purge(self, filter_subject: str, *, upto: int, keep_last: bool = True, deadline: Deadline) -> int:
         if not filter_subject:
@@ -301,6 +302,7 @@ class MemoryBus:
 
     async def close(self) -> None:
         self.closed = True
+        self.cluster.connections.pop(self, None)
         self._up.set()
         self._lose_answers()
         self.cluster.wake()
@@ -346,8 +348,11 @@ class MemoryBus:
     async def _attempt(self, action: Callable[[], T], fault: Fault, deadline: Deadline) -> T:
         loop = asyncio.get_running_loop()
         answer: asyncio.Future[T] = loop.create_future()
+        lives = self.cluster.lives
 
         def act() -> None:
+            if self.cluster.lives != lives:
+                return
             outcome = _outcome(action)
             if fault.repeat:
                 _outcome(action)

@@ -24,6 +24,14 @@ class _Sleeper(Protocol):
     def wake(self) -> None: ...
 
 
+class _Connected(Protocol):
+    """A bus that hears of the server's end."""
+
+    def disconnect(self) -> None: ...
+
+    def reconnect(self) -> None: ...
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fault:
     """What happens to one request on its way.
@@ -71,6 +79,9 @@ class MemoryCluster:
         self.on_deliver: Callable[[Message], float] | None = None
         """Seconds by which a batch that begins with a message reaches a reader later."""
         self.readers: dict[_Sleeper, None] = {}
+        self.connections: dict[_Connected, None] = {}
+        self.lives = 1
+        """Of the server: a request that was sent to an earlier one never arrives."""
         self.switchboard = Switchboard()
         self._clock = clock or LoopClock()
         self._limits = StreamLimits()
@@ -101,6 +112,25 @@ class MemoryCluster:
             self._first_seq = max(self._first_seq, self.live.last_seq + 1)
         self.live = None
         self.wake()
+
+    def truncate(self, last_seq: int) -> None:
+        """Die, and come back with an older copy of the log: what came after a sequence never was."""
+        self._die()
+        self.log.truncate(last_seq)
+        self.restart()
+
+    def lose(self, *, first_seq: int | None = None) -> None:
+        """Die, and come back with a log that was made anew, above the old one's sequences if none is given."""
+        self._die()
+        self.log = self._stream(self.subjects.log_stream, first_seq or self.log.last_seq + 1_000_000)
+        self.restart()
+
+    def _die(self) -> None:
+        self.lives += 1
+        self._backlog.clear()
+        for bus in list(self.connections):
+            bus.disconnect()
+            bus.reconnect()
 
     def limit(self, limits: StreamLimits) -> None:
         self._limits = limits

@@ -124,6 +124,13 @@ class MemoryStream:
             self.remove(seq)
         return len(going)
 
+    def truncate(self, last_seq: int) -> None:
+        """Forget all that came after a sequence, as if it had never been."""
+        for seq in [seq for seq in self._seqs if seq > last_seq]:
+            self.remove(seq)
+        self._ids = {key: known for key, known in self._ids.items() if known[0] <= last_seq}
+        self.last_seq = min(self.last_seq, last_seq)
+
     def info(self) -> LogInfo:
         self._created_ns = self._created_ns or self._wall_ns()
         return LogInfo(

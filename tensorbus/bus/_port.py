@@ -104,7 +104,14 @@ class LogInfo:
 
 
 class Reader(Protocol):
-    """A checkpointed reading of one filter, in order, without gaps and without acknowledgements."""
+    """A checkpointed reading of one filter, in order, without gaps and without acknowledgements.
+
+    Attributes:
+        on_restart: Called on the loop each time the server had to be asked anew, before anything comes of that: the
+            log may have become another one meanwhile. It must not wait.
+    """
+
+    on_restart: Callable[[], None] | None
 
     @property
     def position(self) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from typing import Protocol
 
 from tensorbus.bus._port import Message
@@ -22,6 +23,7 @@ class Position:
         self._position = after
         self._moved = asyncio.Event()
         self._caught_up = asyncio.Event()
+        self.on_restart: Callable[[], None] | None = None
 
     @property
     def position(self) -> int:

@@ -63,6 +63,7 @@ class NatsReader(Position):
         self._inbox = ""
         self._denied: DeniedError | None = None
         self._consumer = ""
+        self._openings = 0
         self._arrived = 0
         self._expected = 1
         self._heard_at = 0.0
@@ -154,6 +155,9 @@ class NatsReader(Position):
             UnavailableError: If the bus is closed.
         """
         backoff_s = BACKOFF_S_MIN
+        self._openings += 1
+        if self._openings > 1 and self.on_restart is not None:
+            self.on_restart()
         while True:
             await self._drop_consumer()
             self._broken = False

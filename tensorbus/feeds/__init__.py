@@ -5,14 +5,21 @@ from tensorbus.feeds._base import base_for, newest_snapshot
 from tensorbus.feeds._decode import decode_all, decode_one
 from tensorbus.feeds._feed import DirectoryFeed
 from tensorbus.feeds._history import History, archived_files
+from tensorbus.feeds._remember import Loss, LostPositionError, Remembered, check, newest_truncation, remember
 
 __all__ = [
     "Author",
     "DirectoryFeed",
     "History",
+    "Loss",
+    "LostPositionError",
+    "Remembered",
     "archived_files",
     "base_for",
+    "check",
     "decode_all",
     "decode_one",
     "newest_snapshot",
+    "newest_truncation",
+    "remember",
 ]

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import TypeVar
 
-from tensorbus.bus import Appended, Conflict, append
+from tensorbus.bus import Conflict, append
 from tensorbus.clock import Deadline
 from tensorbus.errors import (
     ConflictError,
@@ -18,10 +19,12 @@ from tensorbus.errors import (
     OutOfSpaceError,
     UnavailableError,
 )
-from tensorbus.events import Event, Headers, aggregate_of
+from tensorbus.events import MSG_ID, Event, Headers, SessionOpened, aggregate_of
 from tensorbus.feeds._feed import DirectoryFeed
-from tensorbus.ids import IdSource, Incarnation, WorkerId, new_event_id
-from tensorbus.lifecycle import Directory
+from tensorbus.feeds._lookout import insist, look_deadline
+from tensorbus.feeds._remember import LostPositionError
+from tensorbus.ids import EventId, IdSource, Incarnation, WorkerId, new_event_id
+from tensorbus.lifecycle import Directory, Verdict, rules
 from tensorbus.telemetry import traceparent
 
 F = TypeVar("F")
@@ -31,7 +34,8 @@ Rule = Callable[[Directory], Event | F]
 log = logging.getLogger("tensorbus.feeds")
 
 LANE_WAITING_MAX = 4096
-LANE_TRY_S = 10.0
+LANE_TRY_S = 1.9
+"""Shorter than the bus's patience: it would repeat the request by itself, perhaps at a log that lost its tail."""
 DROPS_MAX = 16
 LANE_RETRY_DELAY_S = 0.5
 LOOK_AGAIN_S = 0.02
@@ -44,7 +48,19 @@ class _Saying:
     make: Callable[[int], Event]
     principal: str
     cause: str
-    said: asyncio.Future[tuple[int, Event]]
+    said: asyncio.Future[_Said]
+
+
+@dataclass(frozen=True, slots=True)
+class _Said:
+    """A fact that was appended, and how far the own fold was before: a log never gives a sequence twice, unless it lost
+    its tail."""
+
+    seq: int
+    fact: Event
+    event_id: EventId
+    position: int
+    losses: int
 
 
 class Author:
@@ -63,6 +79,8 @@ class Author:
         self.incarnation = incarnation
         self._ids = ids
         self._number = 0
+        self._losses = feed.losses
+        self._opened_ns: int | None = None
         self._lane: asyncio.Queue[_Saying] = asyncio.Queue(LANE_WAITING_MAX)
 
     async def decide(
@@ -84,29 +102,85 @@ class Author:
             fact = rule(state)
             if not isinstance(fact, Event):
                 return self.feed.live.position, fact
+            if not isinstance(fact, SessionOpened) and self._standing() is rules.Standing.LOST:
+                await self._reopened(deadline)
+                continue
             about = aggregate_of(fact)
             expected = state.head(about.guard or about)
             headers = self._headers(principal, cause, expected=expected, token=expected if about.fenced else 0)
+            position, losses = self.feed.live.position, self.feed.losses
             outcome = await append(self.feed.bus, fact, headers, deadline=deadline)
-            await self.feed.reached(outcome.seq, deadline=deadline)
-            if isinstance(outcome, Conflict) and outcome.seq < expected:
-                # The aggregate is being forgotten, or the log lost its tail: the fold hears of it soon.
-                async with deadline.scope():
-                    await asyncio.sleep(LOOK_AGAIN_S)
-            if isinstance(outcome, Appended):
-                verdict = self.feed.live.verdict(outcome.seq)
-                if verdict.kept:
-                    return outcome.seq, fact
+            if isinstance(outcome, Conflict):
+                await self._after_conflict(outcome, expected, deadline=deadline)
+                continue
+            said = _Said(outcome.seq, fact, headers.event_id, position, losses)
+            verdict = await self._verdict(said, deadline=deadline)
+            if verdict is None:
+                continue
+            if verdict.kept:
+                return outcome.seq, fact
+            if self._counts(said):
                 self._raise_if_final(verdict.why, fact, outcome.seq)
-                drops += 1
+            drops += 1
         raise ConflictError(f"a fact was proposed {drops} times and never counted; rule and fold disagree")
+
+    async def _after_conflict(self, outcome: Conflict, expected: int, *, deadline: Deadline) -> None:
+        """Hear of what was in the way."""
+        with contextlib.suppress(LostPositionError):
+            await self.feed.reached(outcome.seq, deadline=deadline)
+        if outcome.seq < expected:
+            # The aggregate is being forgotten, or the log lost its tail: the fold hears of it soon.
+            self.feed.suspect()
+            async with deadline.scope():
+                await asyncio.sleep(LOOK_AGAIN_S)
+
+    async def _verdict(self, said: _Said, *, deadline: Deadline) -> Verdict | None:
+        """What the own fold made of a fact that was appended; ``None`` if the log lost it since."""
+        feed, losses = self.feed, said.losses
+        if said.seq <= said.position:
+            await feed.checked(deadline=deadline)
+        while True:
+            if feed.losses != losses:
+                losses = feed.losses
+                await feed.checked(deadline=deadline)
+                message = await feed.bus.get(said.seq, deadline=deadline)
+                if message is None or message.headers.get(MSG_ID) != said.event_id:
+                    return None
+            try:
+                await feed.reached(said.seq, deadline=deadline)
+            except LostPositionError:
+                continue
+            if feed.losses == losses:
+                return feed.live.verdict(said.seq)
+
+    def _counts(self, said: _Said) -> bool:
+        """Whether what the fold said of it is about this incarnation, and not due to a session that the log lost."""
+        return self.feed.losses == said.losses and self._standing() is not rules.Standing.LOST
+
+    def _standing(self) -> rules.Standing | None:
+        """How the own session stands; ``None`` before it was first seen."""
+        session = self.feed.live.state.sessions.get(self.worker)
+        if session is not None and session.live and session.incarnation == self.incarnation:
+            self._opened_ns = session.opened_ns
+        if self._opened_ns is None:
+            return None
+        return rules.standing(
+            self.feed.live.state, worker=self.worker, incarnation=self.incarnation, opened_ns=self._opened_ns
+        )
+
+    async def _reopened(self, deadline: Deadline) -> None:
+        """Wait until a session that the log lost is open again, or turns out to be over."""
+        async with deadline.scope():
+            while self._standing() is rules.Standing.LOST:
+                await asyncio.sleep(LOOK_AGAIN_S)
 
     async def say(
         self, make: Callable[[int], Event], *, deadline: Deadline, principal: str = "", cause: str = ""
     ) -> tuple[int, Event]:
         """Append a fact that only this author may write, under its next running number; one after the other.
 
-        A fact that is in the queue is said, even if the caller stops waiting: its number is taken.
+        A fact that is in the queue is said, even if the caller stops waiting: its number is taken. One that the log
+        lost before its outcome was known is said again.
 
         Args:
             make: Gets the running number and returns the fact.
@@ -116,19 +190,24 @@ class Author:
             ConflictError: If the fold dropped the fact, e.g. because its artifact was destroyed meanwhile.
             OutOfSpaceError: If 4,096 facts wait already; DeadlineExceededError: If it is not said in time.
         """
+        while True:
+            said = await self._queued(make, principal, cause, deadline=deadline)
+            verdict = await self._verdict(said, deadline=deadline)
+            if verdict is None or not (verdict.kept or self._counts(said)):
+                continue
+            if verdict.kept or verdict.why == "duplicate":  # a repeat beyond the bus's memory of ids: the first counts
+                return said.seq, said.fact
+            self._raise_if_final(verdict.why, said.fact, said.seq)
+            what = f"{type(said.fact).__name__} did not count: {verdict.why}"
+            raise ConflictError(what, reason=verdict.why, position={"TB": said.seq})
+
+    async def _queued(self, make: Callable[[int], Event], principal: str, cause: str, *, deadline: Deadline) -> _Said:
         if self._lane.full():
             raise OutOfSpaceError(f"{LANE_WAITING_MAX} facts of worker {self.worker} wait for the bus already")
-        said: asyncio.Future[tuple[int, Event]] = asyncio.get_running_loop().create_future()
+        said: asyncio.Future[_Said] = asyncio.get_running_loop().create_future()
         self._lane.put_nowait(_Saying(make, principal, cause, said))
         async with deadline.scope():
-            seq, fact = await said
-        await self.feed.reached(seq, deadline=deadline)
-        verdict = self.feed.live.verdict(seq)
-        if verdict.kept or verdict.why == "duplicate":  # a repeat beyond the bus's memory of ids: the first one counts
-            return seq, fact
-        self._raise_if_final(verdict.why, fact, seq)
-        what = f"{type(fact).__name__} did not count: {verdict.why}"
-        raise ConflictError(what, reason=verdict.why, position={"TB": seq})
+            return await said
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[Author]:
@@ -156,21 +235,63 @@ class Author:
             if not saying.said.done():
                 saying.said.set_result(outcome)
 
-    async def _say_one(self, saying: _Saying) -> tuple[int, Event]:
+    async def _say_one(self, saying: _Saying) -> _Said:
         """Append under the next number until the outcome is known: its author may not go on without knowing."""
         self._check_sane(self.feed.live.state)
-        self._check_open(self.feed.live.state)
-        fact = saying.make(self._number + 1)
-        headers = self._headers(saying.principal, saying.cause, expected=None)
+        await self._ready()
         while True:
-            try:
-                outcome = await append(self.feed.bus, fact, headers, deadline=Deadline(LANE_TRY_S))
-            except (UnavailableError, DeadlineExceededError, OutOfSpaceError) as error:
-                log.warning("fact waits for the bus: type=%s reason=%s", type(fact).__name__, error)
-                await asyncio.sleep(LANE_RETRY_DELAY_S)
-                continue
-            self._number += 1
-            return outcome.seq, fact
+            losses, position = self._losses, self.feed.live.position
+            fact = saying.make(self._number + 1)
+            headers = self._headers(saying.principal, saying.cause, expected=None)
+            while self._losses == losses:
+                seq = await self._append_if_sure(fact, headers)
+                if seq is not None:
+                    self._number += 1
+                    return _Said(seq, fact, headers.event_id, position, losses)
+                await self._ready()
+            before = await self._found(fact, headers.event_id)
+            if before is not None:
+                return _Said(before, fact, headers.event_id, 0, self._losses)
+
+    async def _found(self, fact: Event, event_id: EventId) -> int | None:
+        """The sequence of a fact of unknown outcome that outlived the loss after it."""
+        bus, subject = self.feed.bus, self.feed.bus.subjects.fact(aggregate_of(fact), self.worker)
+        last = await insist(lambda: bus.last_on(subject, deadline=look_deadline()))
+        return None if last is None or last.headers.get(MSG_ID) != event_id else last.seq
+
+    async def _ready(self) -> None:
+        """Wait until it is known what the next number is: the log may lose its tail, and this worker's numbers with it.
+
+        Raises:
+            FencedError: If the session is over: a number that is taken outside of it would leave a hole.
+        """
+        await self.feed.sure(deadline=Deadline(None))
+        await self._reopened(Deadline(None))
+        self._check_open(self.feed.live.state)
+        if self._losses != self.feed.losses:
+            self._losses = self.feed.losses
+            self._number = self.feed.live.state.sessions[self.worker].number
+
+    async def _append_if_sure(self, fact: Event, headers: Headers) -> int | None:
+        """Try once; ``None`` if the outcome is unknown. The request is not repeated once the bus was away: there may be
+        another log then, in which this number is not the next one."""
+        trying = asyncio.ensure_future(append(self.feed.bus, fact, headers, deadline=Deadline(LANE_TRY_S)))
+
+        def give_up() -> None:
+            trying.cancel()
+
+        try:
+            with self.feed.bus.on_lost(give_up):
+                return (await trying).seq
+        except (UnavailableError, DeadlineExceededError, OutOfSpaceError) as error:
+            log.warning("fact waits for the bus: type=%s reason=%s", type(fact).__name__, error)
+            await asyncio.sleep(LANE_RETRY_DELAY_S)
+        except asyncio.CancelledError:
+            me = asyncio.current_task()
+            if not trying.cancelled() or (me is not None and me.cancelling()):
+                raise
+        self.feed.suspect()
+        return None
 
     def _fail(self, saying: _Saying, error: Exception) -> None:
         if not saying.said.done():
@@ -202,7 +323,6 @@ class Author:
             )
 
     def _check_open(self, state: Directory) -> None:
-        """A number that is taken outside of the session would leave a hole in the next facts' line."""
         if not state.is_live(self.worker, self.incarnation):
             raise FencedError(
                 f"worker {self.worker} (incarnation {self.incarnation}) has no open session",

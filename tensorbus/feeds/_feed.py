@@ -5,17 +5,18 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import math
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager
-from typing import Any, Final, TypeVar
+from typing import Final, TypeVar
 
 from tensorbus.bus import Bus, Message
-from tensorbus.clock import NS_PER_S, Deadline
-from tensorbus.errors import DeadlineExceededError, TensorbusError, UnavailableError
+from tensorbus.clock import Deadline
+from tensorbus.errors import TensorbusError, UnavailableError
 from tensorbus.feeds._decode import decode_all as decode_all
 from tensorbus.feeds._decode import decode_one as decode_one
-from tensorbus.feeds._restore import newest_purge, restore, without_collections
+from tensorbus.feeds._lookout import Lookout, Reading, insist, look_deadline
+from tensorbus.feeds._remember import Loss, LostPositionError, Remembered, check
+from tensorbus.feeds._restore import restore, without_collections
 from tensorbus.lifecycle import Directory, Touched, differences, dissolve
 from tensorbus.projections import LiveDirectory
 
@@ -25,13 +26,14 @@ READ_AHEAD_S = 0.05
 """How long to wait for the own reader before asking the leader whether there is anything to wait for."""
 
 PURGE_DELAY_S: Final = 600.0
-LOOK_EVERY_S_MIN: Final = 0.05
-LOOK_S: Final = 10.0
 RESTORE_S: Final = 300.0
-RETRY_DELAY_S: Final = 0.5
 APPLIED_AT_ONCE: Final = 128
 """Facts that are folded before others get their turn on the loop: a few milliseconds' worth."""
 TOLD_AT_ONCE: Final = 64
+LOOK_AGAIN_S: Final = 0.01
+
+OnLoss = Callable[[Directory, Loss], Awaitable[None]]
+"""Gets the state as it was before the loss. It is emptied afterwards: keep records of it, not the whole."""
 
 T = TypeVar("T")
 
@@ -42,13 +44,19 @@ class DirectoryFeed:
     It begins at the newest snapshot. When a purge overtook it, or facts are missing, it rebuilds the state from a
     snapshot and what follows, in place, in slices of a few milliseconds; until then it answers from what it has.
 
+    After each loss of the connection, before anything more is folded, it reads the last message again. If the log has
+    lost it, positions go down: the state is rebuilt, and whoever waits for a position gets
+    :class:`~tensorbus.feeds.LostPositionError`, also for one that the log still has.
+
     Args:
         purge_delay_s: Seconds between the announcement of a purge and its execution, if the last one on the log did not
             say less. The newest announcement is looked at twice as often, and after each loss of the connection, before
             anything more is folded.
         on_rebuilt: Called after a rebuild; a process that lives for this freezes its garbage collector's view then.
+        on_loss: Called when the log has lost what was read of it, before the state is replaced.
 
     Attributes:
+        losses: How often the log was found to have lost what was read of it.
         rebuilding: Whether the state is known to lack facts and is being made anew.
         rebuilds: How often that was done.
         snapshot_used: Sequence of the snapshot that the state goes back to; ``None`` if to the log's beginning.
@@ -61,26 +69,37 @@ class DirectoryFeed:
         *,
         purge_delay_s: float = PURGE_DELAY_S,
         on_rebuilt: Callable[[], None] | None = None,
+        on_loss: OnLoss | None = None,
     ) -> None:
         self.bus = bus
         self.live = live
         self.rebuilding = False
         self.rebuilds = 0
         self.snapshot_used: int | None = None
-        self._purge_delay_s = purge_delay_s
+        self.losses = 0
+        self.on_loss = on_loss
         self._on_rebuilt = on_rebuilt
+        self._reading = Reading(live)
+        self._lookout = Lookout(bus, purge_delay_s=purge_delay_s, on_loss=self._note)
         self._task: asyncio.Task[None] | None = None
-        self._looking = asyncio.Lock()
-        self._wake = asyncio.Event()
-        self._lost = False
-        self._looked_at = 0.0
-        self._cause = ""
+        self._loss: Loss | None = None
+        self._last_loss: Loss | None = None
         self._gaps_known = 0
 
     @property
     def degraded(self) -> bool:
         """Whether the state may not be the log's: facts were passed over or are missing."""
         return self.rebuilding or self.live.state.degraded
+
+    @property
+    def remembered(self) -> Remembered | None:
+        """The last message that was folded, ``None`` if none was."""
+        return self._reading.remembered
+
+    @property
+    def unsure(self) -> bool:
+        """Whether the connection was lost since it was last seen that the log has what was read of it."""
+        return self._lookout.unsure or self.rebuilding
 
     @asynccontextmanager
     async def running(self, *, deadline: Deadline) -> AsyncIterator[DirectoryFeed]:
@@ -90,12 +109,15 @@ class DirectoryFeed:
             UnavailableError, CorruptError, NotFoundError: If the log was purged and no snapshot can be used: a newer
                 program wrote it, or its bytes are not right or not there.
         """
-        target = await self.bus.last_seq(deadline=deadline)
-        with self.bus.on_lost(self._note_loss):
+        with self.bus.on_lost(self.suspect):
+            target = await self.bus.last_seq(deadline=deadline)
             await self._start(deadline)
             self._task = asyncio.create_task(self._run(), name="directory-feed")
             try:
-                await self.reached(target, deadline=deadline)
+                try:
+                    await self.reached(target, deadline=deadline)
+                except LostPositionError:
+                    await self.checked(deadline=deadline)
                 yield self
             finally:
                 self._task.cancel()
@@ -116,11 +138,14 @@ class DirectoryFeed:
 
         Raises:
             DeadlineExceededError: If it does not within the deadline, e.g. as the log has no such position (yet).
+            LostPositionError: If the log turned out to have lost its tail meanwhile.
             UnavailableError: If the bus was closed. What ended the reading, if it has ended.
         """
+        losses = self.losses
         while self.live.position < seq:
-            if self._task is not None and self._task.done():
-                self._task.result()
+            self._raise_if_ended()
+            if self.losses != losses and self._last_loss is not None:
+                raise LostPositionError(seq, self._last_loss)
             left = deadline.left()
             if left is not None and left <= 0:
                 raise deadline.error()
@@ -129,6 +154,34 @@ class DirectoryFeed:
                 await self.live.reached(seq, deadline=pause)
             except TimeoutError:
                 await self._ask_leader(seq, deadline=deadline)
+
+    def suspect(self) -> None:
+        """The log may not be what it was: look whether it has what was read of it, before anything more is folded."""
+        self._lookout.suspect()
+
+    async def checked(self, *, deadline: Deadline) -> None:
+        """Look from now on, and wait until the state is known to be one of the log as it is, rebuilt if need be.
+
+        Raises:
+            DeadlineExceededError: If that takes longer. What ended the reading, if it has ended.
+        """
+        self.suspect()
+        await self.sure(deadline=deadline)
+
+    async def sure(self, *, deadline: Deadline) -> None:
+        """Wait as long as the feed is unsure of the log.
+
+        Raises:
+            DeadlineExceededError: If that takes longer. What ended the reading, if it has ended.
+        """
+        async with deadline.scope():
+            while self.unsure:
+                self._raise_if_ended()
+                await asyncio.sleep(LOOK_AGAIN_S)
+
+    def _raise_if_ended(self) -> None:
+        if self._task is not None and self._task.done():
+            self._task.result()
 
     async def _ask_leader(self, seq: int, *, deadline: Deadline) -> None:
         """A position may lie beyond our own filter's last message: then there is nothing to wait for.
@@ -141,7 +194,7 @@ class DirectoryFeed:
                 return
             here = self.live.position
             following = await self.bus.first_from(self.bus.subjects.facts, here + 1, deadline=deadline)
-            if await self._look(self.live.state, deadline=deadline) or self.rebuilding:
+            if self.rebuilding or await self._lookout.look(self._reading, deadline=deadline) or self.unsure:
                 return
         except UnavailableError as exc:
             if deadline.left() == 0:
@@ -154,14 +207,14 @@ class DirectoryFeed:
 
     async def _start(self, deadline: Deadline) -> None:
         """Begin at a snapshot, in a state that has read nothing yet."""
-        self._note_look()
+        self._lookout.begin()
         if self.live.state.seq:
             return
         with without_collections():
             restored = await restore(self.bus, deadline=deadline)
             if isinstance(restored, TensorbusError):
                 raise restored
-            await self._take_over(LiveDirectory(restored.state))
+            await self._take_over(Reading.of(restored))
         self.snapshot_used, self._gaps_known = restored.snapshot, restored.state.gaps
 
     async def _run(self) -> None:
@@ -185,78 +238,38 @@ class DirectoryFeed:
     async def _read(self) -> str:
         live = self.live
         async with self.bus.read(self.bus.subjects.facts, after=live.state.seq) as reader:
-            async for batch in reader:
-                if cause := await self._insist(lambda: self._look(live.state)):
-                    return cause
+            while not isinstance(batch := await self._lookout.next(reader, self._reading), str):
                 for part in _sliced(batch, APPLIED_AT_ONCE):
                     self._apply(part)
                     if live.state.gaps > self._gaps_known:
                         return "the running number of an author skipped: facts are missing"
                     if part[-1] is not batch[-1]:
                         await asyncio.sleep(0)
-        raise UnavailableError("the reading of the log has ended")
+        return batch
 
     def _apply(self, batch: Sequence[Message]) -> None:
         before = self.live.state.log.announced
-        self.live.apply(decode_all(batch))
+        self._reading.apply(batch)
         if self.live.state.log.announced is not before:
-            self._wake.set()
+            self._lookout.wake.set()
 
     async def _watch(self) -> str:
-        """Look for a purge also while nothing comes."""
+        """Look for losses and purges also while nothing comes."""
+        lookout = self._lookout
         while True:
-            self._wake.clear()
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout_at(self._look_again_at):
-                    await self._wake.wait()
-            if cause := await self._insist(lambda: self._look(self.live.state)):
+            lookout.wake.clear()
+            if cause := await insist(lambda: lookout.look(self._reading)):
                 return cause
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout_at(lookout.again_at(self._reading)):
+                    await lookout.wake.wait()
 
-    @property
-    def _look_again_at(self) -> float:
-        if self._lost:
-            return self._looked_at
-        announced = self.live.state.log.announced
-        said_s = math.inf if announced is None else announced.delay_ns / NS_PER_S
-        return self._looked_at + max(min(self._purge_delay_s, said_s) / 2, LOOK_EVERY_S_MIN)
-
-    def _note_loss(self) -> None:
-        self._lost = True
-        self._wake.set()
-
-    def _note_look(self) -> None:
-        """From here on, what is asked of the bus is asked anew: a loss that comes later counts again."""
-        self._lost = False
-        self._looked_at = asyncio.get_running_loop().time()
-
-    async def _look(self, state: Directory, *, deadline: Deadline | None = None) -> str:
-        """Look for a purge that took what is still to be read, if it is time to; says so, or nothing.
-
-        What was read within half a purge's delay of such a look cannot lack anything: a later announcement has not
-        been carried out yet.
-        """
-        async with self._looking:
-            if self._cause or asyncio.get_running_loop().time() < self._look_again_at:
-                return self._cause
-            before = self._looked_at
-            self._note_look()
-            try:
-                purge = await newest_purge(self.bus, deadline=deadline or Deadline(LOOK_S, what="looking for a purge"))
-            except BaseException:
-                self._looked_at, self._lost = before, True
-                raise
-            if purge.upto > state.seq:
-                self._cause = f"the log was purged up to {purge.upto}, past {state.seq}"
-            return self._cause
-
-    async def _insist(self, ask: Callable[[], Coroutine[Any, Any, T]]) -> T:
-        """Ask the bus until it answers."""
-        while True:
-            try:
-                return await ask()
-            except (UnavailableError, DeadlineExceededError) as error:
-                log.debug("the bus does not answer yet: reason=%s", error)
-                await asyncio.sleep(RETRY_DELAY_S)
+    def _note(self, loss: Loss, reading: Reading) -> None:
+        """The log has lost what was read of it: nobody may count on a position any more."""
+        if reading is self._reading and self._loss is None:
+            self._loss = self._last_loss = loss
+            self.losses += 1
+            self.live.lose(lambda seq: LostPositionError(seq, loss))
 
     # -- rebuilding ---------------------------------------------------------------------------------------------------
 
@@ -273,58 +286,68 @@ class DirectoryFeed:
         self.rebuilding = True
         try:
             with without_collections():
-                await self._take_over(await self._anew())
+                fresh = await self._anew()
+                await self._tell_loss()
+                await self._take_over(fresh)
                 if self._on_rebuilt is not None:
                     self._on_rebuilt()
         finally:
-            self.rebuilding = False
+            self.rebuilding, self._loss = False, None
         self.rebuilds += 1
         self._gaps_known = self.live.state.gaps
         if 0 < gaps <= self._gaps_known:
             log.error("the directory stays degraded, the log itself lacks facts: gaps=%d", self._gaps_known)
         log.info("the directory was rebuilt: position=%d snapshot=%s", self.live.position, self.snapshot_used)
 
-    async def _anew(self) -> LiveDirectory:
+    async def _tell_loss(self) -> None:
+        """A loss may also have come while the state was made anew for another reason."""
+        remembered = self._reading.remembered
+        if self._loss is None and remembered is not None:
+            loss = await insist(lambda: check(self.bus, remembered, deadline=look_deadline()))
+            if loss is not None:
+                self._note(loss, self._reading)
+        if self._loss is not None and self.on_loss is not None:
+            await self.on_loss(self.live.state, self._loss)
+
+    async def _anew(self) -> Reading:
         """A second Directory at the head of the log."""
         while True:
-            self._cause = ""
-            self._note_look()
-            restored = await self._insist(lambda: restore(self.bus, deadline=Deadline(RESTORE_S, what="a rebuild")))
+            self._lookout.begin()
+            restored = await insist(lambda: restore(self.bus, deadline=Deadline(RESTORE_S, what="a rebuild")))
             if isinstance(restored, TensorbusError):
                 raise restored
-            fresh = LiveDirectory(restored.state)
+            fresh = Reading.of(restored)
             if await self._catch_up(fresh):
                 self.snapshot_used = restored.snapshot
                 return fresh
 
-    async def _catch_up(self, fresh: LiveDirectory) -> bool:
-        """Feed it what follows; ``False`` if a purge overtook that too."""
-        facts, after = self.bus.subjects.facts, fresh.state.seq
-        first = await self._insist(lambda: self.bus.first_from(facts, after + 1, deadline=Deadline(LOOK_S)))
+    async def _catch_up(self, fresh: Reading) -> bool:
+        """Feed it what follows; ``False`` if a purge overtook that too, or the log lost what was read."""
+        facts, after = self.bus.subjects.facts, fresh.live.state.seq
+        first = await insist(lambda: self.bus.first_from(facts, after + 1, deadline=look_deadline()))
         if first is None:
-            return not await self._insist(lambda: self._look(fresh.state))
+            return not await insist(lambda: self._lookout.look(fresh))
         async with self.bus.read(facts, after=after) as reader:
-            async for batch in reader:
-                if await self._insist(lambda: self._look(fresh.state)):
-                    return False
+            while not isinstance(batch := await self._lookout.next(reader, fresh), str):
                 for part in _sliced(batch, APPLIED_AT_ONCE):
-                    fresh.apply(decode_all(part))
+                    fresh.apply(part)
                     await asyncio.sleep(0)
                 if reader.caught_up.is_set():
                     return True
-        raise UnavailableError("the reading of the log has ended")
+        return False
 
-    async def _take_over(self, fresh: LiveDirectory) -> None:
+    async def _take_over(self, fresh: Reading) -> None:
         """Let the live Directory be the fresh one, tell its followers all that is different, and free what was."""
         changed: list[Touched] = []
-        for touched in differences(self.live.state, fresh.state):
+        for touched in differences(self.live.state, fresh.live.state):
             changed += touched
             await asyncio.sleep(0)
-        self.live.replace(fresh)
+        self.live.replace(fresh.live)
+        self._reading.remembered = fresh.remembered
         for part in _sliced(changed, TOLD_AT_ONCE):
             self.live.tell(tuple(part))
             await asyncio.sleep(0)
-        for _ in dissolve(fresh.state):
+        for _ in dissolve(fresh.live.state):
             await asyncio.sleep(0)
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import Final
 
 from tensorbus.errors import ConflictError, NotFoundError
@@ -198,6 +199,26 @@ def publish(state: Directory, *, tenant: str, name: str, artifact: ArtifactId) -
     return VersionPublished(
         tenant=tenant, name=name, version=(series.last if series else 0) + 1, artifact=target.artifact
     )
+
+
+class Standing(StrEnum):
+    """How a session that was opened stands on the log."""
+
+    OPEN = "open"
+    OVER = "over"
+    LOST = "lost"
+
+
+def standing(state: Directory, *, worker: WorkerId, incarnation: Incarnation, opened_ns: int) -> Standing:
+    """Whether a session is open, was ended or replaced, or is not on the log, which lost its tail.
+
+    Args:
+        opened_ns: When the log took its opening. Whatever opened before it is an older life of the same worker.
+    """
+    held = state.sessions.get(worker)
+    if held is not None and held.incarnation == incarnation:
+        return Standing.OPEN if held.live else Standing.OVER
+    return Standing.LOST if held is None or held.opened_ns < opened_ns else Standing.OVER
 
 
 def end_session(

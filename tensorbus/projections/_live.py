@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from itertools import count
 
 from tensorbus.clock import Deadline
-from tensorbus.errors import UnavailableError
+from tensorbus.errors import TensorbusError, UnavailableError
 from tensorbus.events import AnyRecorded
 from tensorbus.lifecycle import Directory, Touched, Verdict
 
@@ -66,13 +66,20 @@ class LiveDirectory:
 
         ``other.state`` then is what was here. The position is that of the new state, also if it is lower, as after a
         loss of the log's tail. Who waits for a position beyond it waits on: until it comes, or as long as the wait's
-        deadline. Followers hear nothing of it: ask :func:`tensorbus.lifecycle.differences` beforehand, and
+        deadline, or until :meth:`lose`. Followers hear nothing of it: ask :func:`tensorbus.lifecycle.differences` beforehand, and
         :meth:`tell` them.
         """
         self.state.become(other.state)
         self._verdicts, other._verdicts = other._verdicts, {}
         self._not_judged, self._arrived = other._not_judged, other._arrived
         self._wake()
+
+    def lose(self, error: Callable[[int], TensorbusError]) -> None:
+        """The log lost its tail: whoever waits for a position gets the error that is made for it."""
+        waiters, self._waiters, self._gone = self._waiters, [], 0
+        for seq, _, waiter in waiters:
+            if not waiter.done():
+                waiter.set_exception(error(seq))
 
     def tell(self, touched: tuple[Touched, ...]) -> None:
         """Tell the followers what changed, if anything did."""

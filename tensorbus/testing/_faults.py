@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, aclosing, asynccontextmanager, contextmanager
+from contextlib import AbstractContextManager, ExitStack, aclosing, asynccontextmanager, contextmanager
 from typing import Any, Generic, TypeVar
 
 from tensorbus.bus import Bus, Handler, Heartbeat, LogInfo, Message, Reader, StreamLimits
@@ -42,8 +42,13 @@ class SimBus:
         self._server = node.world.node(BUS)
         self._inner = inner
         self._rng = node.world.rng(f"net/{node.name}/{node.life.number}")
+        self._life = node.life
         self._closed = False
         self._inboxes: dict[_Inbox[Any], None] = {}
+        self._travelling: dict[Callable[[], None], None] = {}
+        self._readings: dict[Callable[[], None], None] = {}
+        self._listening = ExitStack()
+        self._listening.enter_context(inner.on_lost(self._broke))
 
     @property
     def subjects(self) -> Subjects:
@@ -139,9 +144,20 @@ class SimBus:
     async def read(self, filter_subject: str, *, after: int) -> AsyncIterator[Reader]:
         """As the port says. Batches come late, in pieces, and not at all while the node is cut off."""
         reader = _SimReader(self, filter_subject, after=after)
-        batches = self._batches(filter_subject, after=after, reader=reader)
-        with self._pump(batches, reader.inbox, split=self._split):
-            yield reader
+        with ExitStack() as pump:
+
+            def start() -> None:
+                pump.close()
+                reader.inbox.clear()
+                batches = self._batches(filter_subject, after=reader.position, reader=reader)
+                pump.enter_context(self._pump(batches, reader.inbox, split=self._split))
+
+            start()
+            self._readings[start] = None
+            try:
+                yield reader
+            finally:
+                del self._readings[start]
 
     @asynccontextmanager
     async def watch_live(self) -> AsyncIterator[AsyncIterator[Heartbeat]]:
@@ -166,8 +182,18 @@ class SimBus:
     async def close(self) -> None:
         """Close this connection, which ends its readings. The shared bus stays open."""
         self._closed = True
+        self._listening.close()
         for inbox in list(self._inboxes):
             inbox.fail(UnavailableError("this connection to the bus is closed"))
+
+    def _broke(self) -> None:
+        """The server died: what is on its way to it or from it never arrives, and readings begin again."""
+        travelling, self._travelling = list(self._travelling), {}
+        for give_up in travelling:
+            give_up()
+        if self._node.life is self._life and self._node.is_up:
+            for start in list(self._readings):
+                start()
 
     async def _ask(self, work: Callable[[], Awaitable[T]], deadline: Deadline) -> T:
         limit = self._limit(deadline)
@@ -194,6 +220,12 @@ class SimBus:
         ack_is_lost = self._chance(self._world.plan.lost_ack, "lost_ack")
 
         async def travel() -> None:
+            try:
+                await go()
+            finally:
+                self._travelling.pop(give_up, None)
+
+        async def go() -> None:
             if not await self._arrives():
                 return
             try:
@@ -206,7 +238,8 @@ class SimBus:
             if not ack_is_lost and await self._arrives() and reply is not None and not reply.done():
                 reply.set_result(result)
 
-        self._server.background(travel(), name=f"request/{self._node.name}")
+        give_up = self._server.background(travel(), name=f"request/{self._node.name}")
+        self._travelling[give_up] = None
 
     async def _arrives(self) -> bool:
         """Let a message travel one way; false if it got lost."""
@@ -313,10 +346,14 @@ class _Inbox(Generic[T]):
     async def put(self, item: T | TensorbusError) -> None:
         await self._queue.put(item)
 
-    def fail(self, error: TensorbusError) -> None:
-        """Throw away what was not read, and end."""
+    def clear(self) -> None:
+        """Throw away what was not read."""
         while not self._queue.empty():
             self._queue.get_nowait()
+
+    def fail(self, error: TensorbusError) -> None:
+        """Throw away what was not read, and end."""
+        self.clear()
         self._queue.put_nowait(error)
 
     def __aiter__(self) -> AsyncIterator[T]:

@@ -21,6 +21,9 @@ BEATS_TRIED_PER_TTL = 4
 
 BEATS_KEPT = 64
 
+REOPEN_TRY_S = 10.0
+REOPEN_PAUSE_S = 0.2
+
 
 class OwnSession:
     """Opens, renews and closes the session of one incarnation.
@@ -39,6 +42,8 @@ class OwnSession:
         self._beats = beats
         self._fenced: asyncio.Event = asyncio.Event()
         self._opened = False
+        self._opened_ns = 0
+        self._lost = asyncio.Event()
         self._sent: deque[tuple[int, int]] = deque(maxlen=BEATS_KEPT)
         self.acked_ns = 0
 
@@ -72,10 +77,54 @@ class OwnSession:
             return opening
 
         seq, _ = await self._author.decide(rule, deadline=deadline)
+        self._note_opened()
         self._opened = True
-        if not self._holds():
-            self._fenced.set()
+        self._look()
         return seq
+
+    async def reopen(self) -> None:
+        """Open the session again, under the same incarnation, each time that the log has lost it. Runs for ever.
+
+        Heartbeats go on meanwhile. A newer incarnation of the worker on the log fences this one as ever.
+
+        Raises:
+            FencedError: If the fold keeps refusing the session.
+        """
+        while True:
+            await self._lost.wait()
+            self._lost.clear()
+            if self._standing() is not rules.Standing.LOST:
+                continue
+            log.warning("the log lost the session, opening it again: worker=%s", self._opening.worker)
+            try:
+                await self._author.decide(self._again, deadline=Deadline(REOPEN_TRY_S, what="opening the session"))
+            except FencedError:
+                raise
+            except TensorbusError as error:
+                log.warning("the session could not be opened again yet: reason=%s", error)
+                await asyncio.sleep(REOPEN_PAUSE_S)
+            self._note_opened()
+            self._look()
+
+    def _again(self, state: Directory) -> Event | None:
+        return self._opening if self._standing() is rules.Standing.LOST else None
+
+    def _note_opened(self) -> None:
+        session = self._author.feed.live.state.sessions.get(self._opening.worker)
+        if session is not None and session.incarnation == self._opening.incarnation:
+            self._opened_ns = session.opened_ns
+
+    def _standing(self) -> rules.Standing:
+        opening, state = self._opening, self._author.feed.live.state
+        return rules.standing(state, worker=opening.worker, incarnation=opening.incarnation, opened_ns=self._opened_ns)
+
+    def _look(self) -> None:
+        """See whether the session is still open."""
+        match self._standing():
+            case rules.Standing.LOST:
+                self._lost.set()
+            case rules.Standing.OVER:
+                self._fenced.set()
 
     def _incarnation(self) -> str | None:
         """The newest incarnation of this worker that the own fold knows, alive or not."""
@@ -127,12 +176,8 @@ class OwnSession:
     def on_change(self, _position: int, touched: tuple[Touched, ...]) -> None:
         """Follower of the Directory: notices the end of the own session."""
         # Before the opening counts, what ends under this id is a former life of it.
-        if self._opened and Touched("session", "", self._opening.worker) in touched and not self._holds():
-            self._fenced.set()
-
-    def _holds(self) -> bool:
-        state = self._author.feed.live.state
-        return state.is_live(self._opening.worker, self._opening.incarnation)
+        if self._opened and Touched("session", "", self._opening.worker) in touched:
+            self._look()
 
     async def until_fenced(self, before: Callable[[str], Awaitable[None]]) -> None:
         """Wait for the own session's end by another, tell it with ``before``, and raise.
