@@ -37,6 +37,7 @@ COMMANDS: Final = {
     "history": "_travel:history",
     "why": "_travel:why",
     "store": "_store:store",
+    "archive": "_archive:archive",
     "config": "_config:config",
     "doctor": "_doctor:doctor",
     "bus": "_bus:bus",

@@ -36,9 +36,7 @@ ROWS: Final = 100_000
     "--rows", type=click.IntRange(min=0), default=ROWS, show_default=True, metavar="N", help="How many rows at most."
 )
 @click.option("--at-least", type=click.IntRange(min=0), metavar="SEQ", help="Wait until the store has read so far.")
-@click.option(
-    "--db", type=GivenPath(), metavar="FILE", help="Ask this file of a store, which no store has open, instead."
-)
+@click.option("--db", type=GivenPath(), metavar="FILE", help="Ask a file that `archive restore` made instead.")
 @takes_settings("subject_prefix", *CLIENT)
 @json_option
 def query(
