@@ -23,6 +23,8 @@ class _Seen:
 
     hashes: dict[object, dict[str, object]] = field(default_factory=dict)
     sessions: list[dict[str, Any]] | None = None
+    stores: dict[str, str] = field(default_factory=dict)
+    """What is wrong with each store of the home, or an empty text."""
 
 
 async def check_workers(settings: Settings) -> list[Verdict]:
@@ -41,6 +43,7 @@ async def check_workers(settings: Settings) -> list[Verdict]:
     verdicts += _memory(settings, cards, [one for one in live if one not in dead])
     if seen.sessions is not None:
         verdicts += _witness(settings, cards, live, dead)
+        verdicts += _stores(settings, seen, [one for one in live if one not in dead])
     verdicts += _directories(seen)
     return verdicts
 
@@ -58,6 +61,8 @@ async def _worker(settings: Settings, card: WorkerCard, seen: _Seen) -> Verdict:
     except (TensorbusError, OSError) as exc:
         advice = f"look at {settings.home / 'log'}; kill {card.pid} and start it again if it stays so"
         return Verdict("workers", State.WRONG, f"{who} does not answer: {exc}", advice)
+    if isinstance(store := stats.get("store"), dict):
+        seen.stores[card.worker] = str(store.get("trouble", ""))
     found = stats.get("directory")
     directory = found if isinstance(found, dict) else {}
     seen.hashes.setdefault(directory.get("position"), {})[card.worker] = directory.get("hash")
@@ -83,7 +88,7 @@ def _witness(
     settings: Settings, cards: Sequence[WorkerCard], live: Sequence[dict[str, Any]], dead: Sequence[dict[str, Any]]
 ) -> Iterator[Verdict]:
     """Sessions whose process is gone are ended by a gateway. Without one they stay."""
-    witnesses = [str(one["worker"]) for one in live if "gateway" in one["roles"] and one not in dead]
+    witnesses = [str(one["worker"]) for one in live if {"gateway", "store"} & set(one["roles"]) and one not in dead]
     if not witnesses:
         advice = "start " + command("tensorbus", "worker", "--roles", "gateway", "--home", settings.home)
         yield Verdict("witness", State.WRONG, "no witness: dead workers stay listed as live", advice)
@@ -95,6 +100,20 @@ def _witness(
             yield Verdict("sessions", State.WARNING, found, "a witness ends that session in a few seconds")
         else:
             yield Verdict("sessions", State.WRONG, found, "ends when there is a witness again")
+
+
+def _stores(settings: Settings, seen: _Seen, alive: Sequence[dict[str, Any]]) -> Iterator[Verdict]:
+    """The stores of this home, and whether there is one at all: else the log grows."""
+    for worker, trouble in seen.stores.items():
+        if trouble:
+            advice = f"see docs/operations.md, \"The store\", and {settings.home / 'log'}"
+            yield Verdict("store", State.WRONG, f"store {worker}: {trouble}", advice)
+        else:
+            yield Verdict("store", State.OK, f"store {worker} follows the log")
+    if not seen.stores and not any("store" in one["roles"] for one in alive):
+        found = "no store: the log grows, and query, state and why have no answer"
+        advice = command("tensorbus", "worker", "--roles", "store", "--home", settings.home)
+        yield Verdict("store", State.WARNING, found, f"pip install 'tensorbus[store]', then {advice}")
 
 
 def _is_dead(session: dict[str, Any], settings: Settings, cards: Sequence[WorkerCard]) -> bool:
