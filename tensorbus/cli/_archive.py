@@ -127,6 +127,7 @@ def _restore(found: Archive, files: Sequence[ArchiveFile], path: Path, *, prefix
     fresh = GlobalStore.create_fresh(path, subjects=Subjects(prefix))
     try:
         total, nbytes = sum(file.count for file in files), sum(file.nbytes for file in files)
+        done = 0
         with Progress("restore") as progress:
             for done in _fill(fresh, found, files, prefix):
                 progress(nbytes * done // max(1, total), nbytes)
@@ -137,7 +138,7 @@ def _restore(found: Archive, files: Sequence[ArchiveFile], path: Path, *, prefix
         for left in path.parent.glob(f"{fresh.path.name}*"):
             left.unlink()
         raise
-    return total, position
+    return done, position
 
 
 def _fill(store: GlobalStore, found: Archive, files: Sequence[ArchiveFile], prefix: str) -> Iterator[int]:
