@@ -11,7 +11,6 @@ from pydantic_core import PydanticSerializationError
 
 from tensorbus.errors import CorruptError, InvalidArgumentError
 from tensorbus.events._envelope import (
-    SCHEMA,
     SCHEMA_VERSION,
     TYPE,
     AnyRecorded,
@@ -79,7 +78,7 @@ def decode(*, seq: int, time_ns: int, subject: str, headers: Mapping[str, str], 
         CorruptError: If headers or body are not those of a fact.
     """
     parsed: Headers = headers_from_wire(headers)
-    event = decode_body(data, type_name=headers.get(TYPE, ""), schema=int(headers[SCHEMA]))
+    event = decode_body(data, type_name=headers.get(TYPE, ""), schema=parsed.schema)
     return Recorded(seq, time_ns, subject, parsed, event)  # type: ignore[return-value]  # a union of generics is not inferred
 
 

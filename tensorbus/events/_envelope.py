@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Generic, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 from tensorbus.errors import CorruptError
 from tensorbus.events._facts import Event
@@ -56,8 +56,7 @@ class UnknownEvent:
 E = TypeVar("E", covariant=True)
 
 
-@dataclass(frozen=True, slots=True)
-class Recorded(Generic[E]):
+class Recorded(NamedTuple, Generic[E]):
     """A fact with its place in the stream. Folds take time and order from here, never from a body."""
 
     seq: int
@@ -87,7 +86,7 @@ def headers_to_wire(headers: Headers, *, type_name: str, fence: str | None) -> d
     return wire
 
 
-def headers_from_wire(wire: Mapping[str, str]) -> Headers:
+def headers_from_wire(wire: Mapping[str, Any]) -> Headers:
     """The headers of a stored fact.
 
     Raises:
@@ -96,9 +95,9 @@ def headers_from_wire(wire: Mapping[str, str]) -> Headers:
     try:
         expected = wire.get(EXPECTED_SEQ)
         return Headers(
-            event_id=EventId(wire[MSG_ID]),
-            author=WorkerId(wire[AUTHOR]),
-            incarnation=Incarnation(wire[INCARNATION]),
+            event_id=wire[MSG_ID],
+            author=wire[AUTHOR],
+            incarnation=wire[INCARNATION],
             principal=wire.get(PRINCIPAL, ""),
             token=int(wire.get(TOKEN, "0")),
             cause=wire.get(CAUSE, ""),

@@ -142,6 +142,9 @@ class Subjects:
         return list(self.streams)[1]
 
     def fact(self, about: Aggregate, author: WorkerId) -> str:
+        kind, token = about
+        if kind != "snap":
+            return f"{self.prefix}.ev.{kind}.{token}.{author}"
         return f"{self._place(about)}.{author}"
 
     def fence(self, about: Aggregate) -> str:

@@ -16,7 +16,10 @@ _encode = json.JSONEncoder(separators=(",", ":")).encode
 
 
 def head_text(about: Aggregate, seq: int) -> str:
-    return _json("head", about.kind, about.token, seq)
+    kind, token = about
+    if kind.isascii() and kind.isalnum() and token.isascii() and token.isalnum():  # those that are made here all are
+        return f'["head","{kind}","{token}",{seq}]'
+    return _json("head", kind, token, seq)
 
 
 def session_text(session: Session) -> str:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterator, Mapping
 
 from tensorbus.errors import CorruptError, InvalidArgumentError
-from tensorbus.events import Aggregate, AnyRecorded, Event, Recorded, Subjects, UnknownEvent, aggregate_of
+from tensorbus.events import CONTESTED, Aggregate, AnyRecorded, Event, Recorded, Subjects, UnknownEvent, aggregate_of
 from tensorbus.ids import ArtifactId, Incarnation, WorkerId
 from tensorbus.lifecycle import _canon as canon
 from tensorbus.lifecycle import _fold_artifacts as artifacts
@@ -106,7 +106,7 @@ class Directory:
         subject = self.subjects.fact(about, recorded.headers.author)
         if recorded.subject != subject:
             return "subject"
-        if about.contested and about.kind != "role":
+        if about.kind in CONTESTED and about.kind != "role":
             return "" if recorded.headers.expected == self.heads.get(about, 0) else "sequence"
         return ""
 
@@ -123,7 +123,7 @@ class Directory:
         if kind in own_log.KINDS:
             return own_log.evolve(self, recorded)
         author = self.sessions.get(recorded.headers.author)
-        if author is None or not author.live or author.incarnation != recorded.headers.incarnation:
+        if author is None or author.ended is not None or author.incarnation != recorded.headers.incarnation:
             return Verdict(False, "fenced")
         number = getattr(recorded.event, "number", None)
         if number is not None:
@@ -137,7 +137,7 @@ class Directory:
         return artifacts.evolve(self, recorded, author)
 
     def _move_head(self, about: Aggregate | None, seq: int) -> None:
-        if about is not None and about.contested:
+        if about is not None and about.kind in CONTESTED:
             self.heads[about] = seq
             self._hash.mark(about)
 

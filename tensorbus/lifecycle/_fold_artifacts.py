@@ -220,4 +220,4 @@ def _link(state: Directory, record: Artifact) -> None:
 
 
 def _kept(record: Artifact) -> Verdict:
-    return Verdict(True, touched=(Touched("artifact", record.tenant, ArtifactId(record.artifact)),))
+    return Verdict(True, "", (Touched("artifact", record.tenant, record.artifact),))

@@ -32,9 +32,10 @@ class StateHash:
         self._sum = 0
 
     def mark(self, key: Hashable) -> None:
-        self._dirty[key] = None
-        if len(self._dirty) > DIRTY_MAX:
-            self._settle(next(iter(self._dirty)))
+        dirty = self._dirty
+        dirty[key] = None
+        if len(dirty) > DIRTY_MAX:
+            self._settle(next(iter(dirty)))
 
     def hex(self) -> str:
         """The hash of the state as it is now, 64 hexadecimal digits."""
@@ -66,10 +67,12 @@ class StateHash:
 
     def _settle(self, key: Hashable) -> None:
         del self._dirty[key]
-        old, text = self._terms.pop(key, 0), self._text(key)
+        text = self._text(key)
+        new = 0 if text is None else _term(text)
+        old = self._terms.pop(key, 0)
         if text is not None:
-            self._terms[key] = _term(text)
-        self._sum = (self._sum + self._terms.get(key, 0) - old) % _MODULUS
+            self._terms[key] = new
+        self._sum = (self._sum + new - old) % _MODULUS
 
 
 def hash_of(texts: Iterable[str]) -> str:

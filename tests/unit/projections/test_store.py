@@ -148,7 +148,7 @@ def test_trace_cause_and_odd_values_are_kept(store: GlobalStore) -> None:
     message: Any = log.messages[-1]
     trace = "00-" + "ab" * 16 + "-" + "cd" * 8 + "-01"
     headers = replace(message.headers, traceparent=trace, cause="c1", principal="a\0\ud800")
-    store.apply(Feed().take([log.messages[0], replace(message, headers=headers)]))
+    store.apply(Feed().take([log.messages[0], message._replace(headers=headers)]))
     row = store.rows("facts")[-1]
     assert (row["trace_id"], row["cause"], row["principal"]) == ("ab" * 16, "c1", "a\0?")
     assert f'"nbytes":{2**70}' in str(row["body"])

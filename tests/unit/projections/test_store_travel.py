@@ -90,7 +90,7 @@ def test_before_the_beginning_the_error_names_the_first_position(store: GlobalSt
 def test_a_log_known_from_its_start_begins_empty(store: GlobalStore) -> None:
     log = h.Log()
     log.open()
-    log.messages = [replace(message, seq=100 + message.seq) for message in log.messages]
+    log.messages = [message._replace(seq=100 + message.seq) for message in log.messages]
     past = TimeTravel(fill(store, log))
     assert past.beginning() == 101
     assert not any(at(past, 0).values())
@@ -201,4 +201,4 @@ def test_why_follows_causes_and_traces(store: GlobalStore) -> None:
 
 
 def _with(message: Any, **headers: str) -> Any:
-    return replace(message, headers=replace(message.headers, **headers))
+    return message._replace(headers=replace(message.headers, **headers))
