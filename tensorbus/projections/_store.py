@@ -134,7 +134,7 @@ class GlobalStore:
                 raise ConflictError(what, position=seen, after=item.after)
             if item.verdict.why == "fold":
                 raise UnavailableError(f"from {seq} on the log needs a newer tensorbus to be folded", seq=seq)
-            rows.fact(fact_row(item.recorded, item.verdict, self._subjects))
+            rows.fact(fact_row(item.recorded, item.verdict, self._subjects, item.body))
             rows.change(seq, item.changes)
             seen, last = seq, item.recorded.headers.event_id
         if seen > self._position:

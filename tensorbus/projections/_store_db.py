@@ -40,6 +40,7 @@ def connect(path: Path, *, memory_bytes: int, threads: int | None) -> duckdb.Duc
     config: dict[str, str | bool | int | float | list[str]] = {
         "memory_limit": f"{max(memory_bytes // 1_000_000, 16)}MB",
         "temp_directory": "",  # a query that needs more memory than it may have fails, rather than fill the disk
+        "checkpoint_threshold": "64MB",
         "python_enable_replacements": False,  # a name in SQL is a table, never a variable of this program
         "autoinstall_known_extensions": False,
         "autoload_known_extensions": False,

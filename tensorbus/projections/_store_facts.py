@@ -42,18 +42,25 @@ _TYPES: Final = {
 _RANGES: Final = {"UBIGINT": (0, 2**64 - 1), "BIGINT": (-(2**63), 2**63 - 1)}
 
 
-def fact_row(recorded: AnyRecorded, verdict: Verdict, subjects: Subjects) -> tuple[object, ...]:
+def fact_row(
+    recorded: AnyRecorded, verdict: Verdict, subjects: Subjects, body: bytes | None = None
+) -> tuple[object, ...]:
     """Values of the stored columns of ``facts``, in their order."""
     headers, event = recorded.headers, recorded.event
     kind, about = _place(recorded.subject, subjects)
-    body = None if isinstance(event, UnknownEvent) else encode(event).decode()
+    tenant, artifact, name, worker = _names(event, headers.author)
+    if body is None and not isinstance(event, UnknownEvent):
+        body = encode(event)
     return (
         recorded.seq,
         recorded.time_ns,
         event.type,
         kind,
         about,
-        *_names(event, headers.author),
+        tenant,
+        artifact,
+        name,
+        worker,
         headers.author,
         headers.incarnation,
         headers.principal or None,
@@ -64,18 +71,19 @@ def fact_row(recorded: AnyRecorded, verdict: Verdict, subjects: Subjects) -> tup
         headers.expected,
         verdict.kept,
         verdict.why or None,
-        body,
+        None if body is None else body.decode("utf-8", "replace"),
     )
 
 
 def _place(subject: str, subjects: Subjects) -> tuple[str | None, str | None]:
     """Kind and id of the aggregate that the subject names."""
-    parts = subject.removeprefix(f"{subjects.prefix}.").split(".")
-    if not subject.startswith(f"{subjects.prefix}."):
-        return None, None
-    if len(parts) == 4 and parts[0] == "ev":
-        return parts[1], parts[2]
-    return ("snap", parts[1]) if len(parts) == 3 and parts[0] == "snap" else (None, None)
+    parts = subject.split(".")
+    start = subjects.prefix.count(".") + 1
+    if len(parts) == start + 4 and parts[start] == "ev" and subject.startswith(subjects.prefix):
+        return parts[start + 1], parts[start + 2]
+    if len(parts) == start + 3 and parts[start] == "snap" and subject.startswith(subjects.prefix):
+        return "snap", parts[start + 1]
+    return None, None
 
 
 def _names(event: Event | UnknownEvent, author: str) -> tuple[str | None, str | None, str | None, str | None]:

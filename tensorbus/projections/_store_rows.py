@@ -46,12 +46,14 @@ class Applied:
 
     Attributes:
         after: The Directory's position before it, so that the store can tell a hole from the next fact.
+        body: The message as it was, if it is at hand; else the fact is written once more.
     """
 
     recorded: AnyRecorded
     verdict: Verdict
     changes: tuple[Change, ...]
     after: int
+    body: bytes | None = None
 
 
 @dataclass(slots=True)
@@ -86,20 +88,22 @@ class RowTracker:
         for _ in self.everything():
             pass
 
-    def applied(self, recorded: AnyRecorded, verdict: Verdict) -> Applied:
+    def applied(self, recorded: AnyRecorded, verdict: Verdict, *, body: bytes | None = None) -> Applied:
         """What the fact just taken in changed. To be called right after ``state.apply(recorded)`` gave ``verdict``."""
         after = self._seq
-        if recorded.seq <= after:
-            return Applied(recorded, verdict, (), after)
-        self._seq = recorded.seq
-        if not verdict.kept:
-            return Applied(recorded, verdict, (), after)
+        changes: tuple[Change, ...] = ()
+        if recorded.seq > after:
+            self._seq = recorded.seq
+            if verdict.kept:
+                changes = self._changes(recorded, verdict)
+        return Applied(recorded, verdict, changes, after, body)
+
+    def _changes(self, recorded: AnyRecorded, verdict: Verdict) -> tuple[Change, ...]:
         event = recorded.event
         if isinstance(event, (ReplicaAdded, ReplicaDropped)):  # most facts: nothing but that one copy has changed
             key = ReplicaKey(recorded.headers.author, event.view, event.tier)
-            return Applied(recorded, verdict, tuple(self._one_replica((event.tenant, event.artifact), key)), after)
-        changes = [change for touched in verdict.touched for change in self._look(touched.kind, touched[1:])]
-        return Applied(recorded, verdict, tuple(changes), after)
+            return self._one_replica((event.tenant, event.artifact), key)
+        return tuple(change for touched in verdict.touched for change in self._look(touched.kind, touched[1:]))
 
     def everything(self) -> Iterator[Change]:
         """Every row of the state as it is, for one who has none yet; the tracker starts from here."""
@@ -153,18 +157,18 @@ class RowTracker:
         yield from _view_changes(record, held)
         yield from _version_changes(record, held)
 
-    def _one_replica(self, where: Where, key: ReplicaKey) -> Iterator[Change]:
+    def _one_replica(self, where: Where, key: ReplicaKey) -> tuple[Change, ...]:
         held = self._artifacts[where]
         old, new = held.replicas.get(key), self._state.artifacts[where].replicas.get(key)
         if old is new:
-            return
+            return ()
         if held.replicas is _NO_REPLICAS:
             held.replicas = {}
         if new is None:
             held.replicas.pop(key, None)
         else:
             held.replicas[self._state.shared_key(key)] = new
-        yield _replica_change(where, old, new)
+        return (_replica_change(where, old, new),)
 
     # -- what stands by itself -----------------------------------------------------------------------------------------
 

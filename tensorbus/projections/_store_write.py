@@ -30,18 +30,18 @@ class _Rows:
     open: dict[RowKey, int] = field(default_factory=dict)
     closed: list[tuple[RowKey, int]] = field(default_factory=list)
 
-    def change(self, seq: int, change: Change) -> None:
-        if change.closes is not None:
-            at = self.open.pop(change.closes, None)
-            if at is None:
-                self.closed.append((change.closes, seq))
-            else:
-                self.ends[at] = seq
-        if change.opens is not None:
-            self.open[change.opens] = len(self.opened)
-            self.opened.append(change.row)
-            self.begins.append(seq)
-            self.ends.append(None)
+    def close(self, key: RowKey, seq: int) -> None:
+        at = self.open.pop(key, None)
+        if at is None:
+            self.closed.append((key, seq))
+        else:
+            self.ends[at] = seq
+
+    def begin(self, key: RowKey, row: tuple[object, ...], seq: int) -> None:
+        self.open[key] = len(self.opened)
+        self.opened.append(row)
+        self.begins.append(seq)
+        self.ends.append(None)
 
 
 class Batch:
@@ -56,11 +56,14 @@ class Batch:
         self._facts.append(row)
 
     def change(self, seq: int, changes: Iterable[Change]) -> None:
-        for change in changes:
-            rows = self._tables.get(change.table)
+        for table, closes, opens, row in changes:
+            rows = self._tables.get(table)
             if rows is None:
-                rows = self._tables[change.table] = _Rows()
-            rows.change(seq, change)
+                rows = self._tables[table] = _Rows()
+            if closes is not None:
+                rows.close(closes, seq)
+            if opens is not None:
+                rows.begin(opens, row, seq)
 
     def write(self, conn: duckdb.DuckDBPyConnection) -> None:
         """Write everything.
