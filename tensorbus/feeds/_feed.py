@@ -115,7 +115,8 @@ class DirectoryFeed:
             self._task = asyncio.create_task(self._run(), name="directory-feed")
             try:
                 try:
-                    await self.reached(target, deadline=deadline)
+                    with without_collections():
+                        await self.reached(target, deadline=deadline)
                 except LostPositionError:
                     await self.checked(deadline=deadline)
                 yield self

@@ -90,7 +90,10 @@ class Directory:
         about = aggregate_of(recorded.event)
         why = self._refuse(about, recorded)
         # The server compares on the subject, whatever the body says: that aggregate's next append must name this one.
-        self._move_head(self._place(recorded.subject) if why == "subject" else about, recorded.seq)
+        if why == "subject":
+            self._move_head(self._place(recorded.subject), recorded.seq)
+        elif about.kind in CONTESTED:
+            self._move_head(about, recorded.seq)
         if why:
             return self._drop(why)
         verdict = self._evolve(about.kind, recorded)

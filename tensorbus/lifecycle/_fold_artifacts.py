@@ -36,9 +36,7 @@ if TYPE_CHECKING:
 
 
 def evolve(state: Directory, recorded: Recorded[Event], author: Session) -> Verdict:
-    match recorded.event:
-        case ArtifactPut() | ArtifactRegistered() as fact:
-            return _born(state, recorded, fact, author)
+    match recorded.event:  # what there is most of comes first, here and below
         case (
             ReplicaAdded()
             | ReplicaDropped()
@@ -49,9 +47,11 @@ def evolve(state: Directory, recorded: Recorded[Event], author: Session) -> Verd
             | CallerLeaseEnded()
         ) as fact:
             record = state.artifacts.get((fact.tenant, fact.artifact))
-            if record is None or not record.live:
+            if record is None or record.destroyed is not None:
                 return Verdict(False, "destroyed" if record else "missing")
             return _changed(state, record, recorded, author)
+        case ArtifactPut() | ArtifactRegistered() as fact:
+            return _born(state, recorded, fact, author)
         case _:
             return Verdict(False, "unknown")
 
@@ -101,6 +101,15 @@ def _born(
 
 def _changed(state: Directory, record: Artifact, recorded: Recorded[Event], author: Session) -> Verdict:
     match recorded.event:
+        case ReplicaAdded() as fact:
+            if fact.view is not None and fact.view not in record.views:
+                return Verdict(False, "missing")
+            nbytes = record.nbytes if fact.nbytes == record.nbytes else fact.nbytes  # one int object for all copies
+            add_replica(
+                state,
+                record,
+                Replica(author.worker, author.incarnation, fact.tier, fact.view, nbytes, None, recorded.seq),
+            )
         case ArtifactDigested() as fact:
             if record.digest is not None:
                 return Verdict(False, "duplicate" if record.digest == fact.digest else "conflict")
@@ -115,15 +124,6 @@ def _changed(state: Directory, record: Artifact, recorded: Recorded[Event], auth
             state.by_view[fact.tenant, fact.view] = record.artifact
         case ArtifactDestroyed() as fact:
             return _destroyed(state, record, recorded, fact.reason)
-        case ReplicaAdded() as fact:
-            if fact.view is not None and fact.view not in record.views:
-                return Verdict(False, "missing")
-            nbytes = record.nbytes if fact.nbytes == record.nbytes else fact.nbytes  # one int object for all copies
-            add_replica(
-                state,
-                record,
-                Replica(author.worker, author.incarnation, fact.tier, fact.view, nbytes, None, recorded.seq),
-            )
         case ReplicaDropped() as fact:
             if not drop_replica(state, record, ReplicaKey(author.worker, fact.view, fact.tier)):
                 return Verdict(False, "missing")
