@@ -24,12 +24,14 @@ class Sizes:
         timeout_s: The most that one of these tests takes.
         sim_seeds: Seeds of each simulated scenario.
         cluster_rounds: How often one of three servers is hurt, or all of them are.
+        cluster_hurts: What becomes of them in each round, of the five things that may.
         wire_seeds: Runs over connections that lose, repeat and swap deliveries.
         purges: How often a purge overtakes one and the same worker.
         lives: Artifacts on two workers while bus and store are killed.
         store_seeds: Runs of each test that hurts a store at random moments.
         store_kills: How often a store is killed in one of them.
         store_hand_overs: How often the log changes its keeper.
+        full_disks: How often one and the same disk gets full.
         wire_puts: Artifacts that are put over them in each.
     """
 
@@ -45,9 +47,11 @@ class Sizes:
     timeout_s: int
     sim_seeds: int
     cluster_rounds: int
+    cluster_hurts: int
     wire_seeds: int
     wire_puts: int
     purges: int
+    full_disks: int
     store_hand_overs: int
     store_kills: int
     store_seeds: int
@@ -67,9 +71,11 @@ QUICK: Final = Sizes(
     timeout_s=180,
     sim_seeds=20,
     cluster_rounds=1,
+    cluster_hurts=5,
     wire_seeds=1,
     wire_puts=100,
     purges=1,
+    full_disks=1,
     store_hand_overs=1,
     store_kills=6,
     store_seeds=1,
@@ -88,9 +94,11 @@ SOAK: Final = Sizes(
     timeout_s=3600,
     sim_seeds=300,
     cluster_rounds=6,
+    cluster_hurts=5,
     wire_seeds=10,
     wire_puts=2000,
     purges=10,
+    full_disks=5,
     store_hand_overs=6,
     store_kills=50,
     store_seeds=5,

@@ -35,6 +35,8 @@ IN_FLIGHT_BYTES_MAX: Final = 64 << 20
 
 WRONG_SEQUENCE: Final = 10071
 FENCE_BUSY: Final = 10164
+UNDER_WAY: Final = 10158
+"""An earlier attempt of the same id waits for its followers: it may yet be stored, or get lost with its leader."""
 NO_STREAM: Final = 10059
 NO_MESSAGE: Final = 10037
 NAME_IN_USE: Final = 10058
@@ -229,6 +231,8 @@ class Requests:
                         return int(answer["seq"])
                     if error.get("err_code") == FENCE_BUSY:
                         pause_s = BUSY_PAUSE_S
+                    elif error.get("err_code") == UNDER_WAY:
+                        doubt.unanswered = True
                     elif not _for_now(error):
                         raise translate(error, subject=subject, headers=headers)
                 await self.pause(deadline, deadline.error() if doubt.unanswered else absent, pause_s)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from tensorbus.bus import Archive, ArchiveFile, Message, put_blob
 from tensorbus.clock import NS_PER_S, Deadline
-from tensorbus.errors import CorruptError, FencedError, TensorbusError
+from tensorbus.errors import CorruptError, FencedError, TensorbusError, UnavailableError
 from tensorbus.events import STORE_ROLE, Archived, Event, LogPurged, PurgeCompleted, SnapshotTaken
 from tensorbus.feeds import newest_snapshot
 from tensorbus.lifecycle import Directory, RoleLease, dump, log_rules
@@ -64,7 +64,13 @@ class Keeper:
         self._archived_ns = 0
         self._purge_seen: tuple[int, int] = (0, 0)
         self._snapshot: tuple[int, int] | None = None
+        self._losses = 0
         self.trouble: TensorbusError | None = None
+
+    def on_loss(self) -> None:
+        """The log lost its tail, perhaps with the newest snapshot: look again before anything is announced."""
+        self._snapshot = None
+        self._purge_seen = (0, 0)
 
     @property
     def holds(self) -> bool:
@@ -89,7 +95,7 @@ class Keeper:
                     raise
                 log.info("another store keeps the log: reason=%s", error)
             except TensorbusError as error:
-                if str(error) != str(self.trouble):
+                if self.trouble is None or error.kind != self.trouble.kind:  # its text may differ at each try
                     log.error("keeping the log failed: reason=%s", error)
                 self.trouble = error
             await asyncio.sleep(LOOK_S)
@@ -107,6 +113,9 @@ class Keeper:
         return self.holds
 
     async def _steps(self) -> None:
+        if self._core.feed.unsure or not self._projector.sure:
+            return  # perhaps the log lost what the rows say
+        self._losses = self._core.feed.losses
         await self.archive()
         await self.snapshot()
         await self.announce()
@@ -201,10 +210,13 @@ class Keeper:
 
         Raises:
             FencedError: If another has the role now.
+            UnavailableError: If the log lost its tail since the step began: what it says may not be so any more.
         """
         me = self._core.me
 
         def rule(state: Directory) -> Event:
+            if self._core.feed.losses != self._losses:
+                raise UnavailableError(f"the log lost its tail, so no {fact.type} is said")
             return log_rules.as_keeper(state, fact, worker=me.worker, incarnation=me.incarnation)
 
         seq, _ = await self._core.author.decide(rule, deadline=self._deadline(f"saying {fact.type}"))

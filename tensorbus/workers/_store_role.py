@@ -58,6 +58,11 @@ class StoreRole:
         """The endless tasks of the role."""
         return [("project", self.projector.run()), ("keep", self.keeper.run()), ("answer", self._answer())]
 
+    def on_loss(self) -> None:
+        """The log lost its tail: look whether the rows and what is known of snapshots outlive it."""
+        self.keeper.on_loss()
+        self.projector.suspect()
+
     def stats(self) -> Json:
         """Figures for people."""
         trouble = self.projector.trouble or self.keeper.trouble
@@ -68,6 +73,7 @@ class StoreRole:
             "archived": log.archived,
             "purged": log.purged,
             "trouble": "" if trouble is None else str(trouble),
+            "trouble_kind": "" if trouble is None else str(trouble.kind),
         }
 
     async def _answer(self) -> None:

@@ -14,7 +14,6 @@ from tests.integration.workers.actor import data_of
 from tests.integration.workers.raw import Raw
 
 NBYTES = 2000
-PAUSE_S = 0.02
 SAME_S = 60.0
 
 
@@ -26,11 +25,13 @@ class Load:
         acked: The artifact that each acknowledged key names, and the seed of its bytes.
         position: The last acknowledged position.
         kept: Artifacts that each caller keeps; beyond, it ends one for each that it puts.
+        pause_s: Seconds between two puts of a caller.
         puts: How many were begun.
     """
 
     raws: Sequence[Raw]
     kept: int = 1 << 30
+    pause_s: float = 0.02
     acked: dict[str, tuple[str, object]] = field(default_factory=dict)
     position: int = 0
     puts: int = 0
@@ -74,7 +75,7 @@ class Load:
             await self.put(raw, mine[-1])
             if len(mine) > self.kept:
                 await self.end(raw, mine.pop(rng.randrange(len(mine))))
-            await asyncio.sleep(PAUSE_S)
+            await asyncio.sleep(self.pause_s)
 
     async def check(self, raw: Raw) -> None:
         """Whatever was acknowledged is there under its key, byte for byte."""
