@@ -189,13 +189,13 @@ class Settings(BaseModel):
     )
     gateway_sql: bool = Field(
         False,
-        description="Whether a gateway takes SQL over TCP, which sees every tenant: true or false. Other questions about "
-        "the past are confined to the caller's tenant and always taken.",
+        description="Whether a gateway takes SQL over TCP, which sees every tenant: true or false. Other questions "
+        "about the past are confined to the caller's tenant and always taken.",
     )
     purge_delay_s: Seconds = Field(
         600.0,
-        description="Seconds between the announcement of a purge of the log and the purge; a reader that was cut off for "
-        "longer starts anew from a snapshot.",
+        description="Seconds between the announcement of a purge of the log and the purge; a reader that was cut off "
+        "for longer starts anew from a snapshot.",
     )
     archive_url: str | None = Field(
         None, description="Folder or fsspec URL of the log's archive (default: archive in the home)."

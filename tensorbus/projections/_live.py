@@ -25,10 +25,12 @@ class LiveDirectory:
 
     Attributes:
         state: The fold, for good the same object. Read it freely; only :meth:`apply` and :meth:`replace` change it.
+        replaced: How often it was replaced: its sequences may have gone down then.
     """
 
     def __init__(self, state: Directory) -> None:
         self.state = state
+        self.replaced = 0
         self._verdicts: dict[int, str] = {}
         self._waiters: list[tuple[int, int, asyncio.Future[None]]] = []
         self._order = count()
@@ -66,10 +68,11 @@ class LiveDirectory:
 
         ``other.state`` then is what was here. The position is that of the new state, also if it is lower, as after a
         loss of the log's tail. Who waits for a position beyond it waits on: until it comes, or as long as the wait's
-        deadline, or until :meth:`lose`. Followers hear nothing of it: ask :func:`tensorbus.lifecycle.differences` beforehand, and
-        :meth:`tell` them.
+        deadline, or until :meth:`lose`. Followers hear nothing of it: ask :func:`tensorbus.lifecycle.differences`
+        beforehand, and :meth:`tell` them.
         """
         self.state.become(other.state)
+        self.replaced += 1
         self._verdicts, other._verdicts = other._verdicts, {}
         self._not_judged, self._arrived = other._not_judged, other._arrived
         self._wake()

@@ -129,7 +129,9 @@ async def test_a_worker_that_starts_from_a_snapshot_has_the_state_of_the_whole_l
     await purged(store, stored)
     third = start_worker(id="w4", host_id="h1")
     async with contextlib.AsyncExitStack() as stack:
-        raws = [await stack.enter_async_context(await Raw.unix(each.socket, tenant=h.T)) for each in (first, second, third)]
+        raws = [
+            await stack.enter_async_context(await Raw.unix(each.socket, tenant=h.T)) for each in (first, second, third)
+        ]
         seq = await fill(store, 1, stem="c")
         for raw in raws:
             await raw.resolve("c/0", at_least=seq)
