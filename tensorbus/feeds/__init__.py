@@ -5,6 +5,7 @@ from tensorbus.feeds._base import base_for, newest_snapshot
 from tensorbus.feeds._decode import decode_all, decode_one
 from tensorbus.feeds._feed import DirectoryFeed
 from tensorbus.feeds._history import History, archived_files
+from tensorbus.feeds._lookout import insist
 from tensorbus.feeds._remember import Loss, LostPositionError, Remembered, check, newest_truncation, remember
 
 __all__ = [
@@ -19,6 +20,7 @@ __all__ = [
     "check",
     "decode_all",
     "decode_one",
+    "insist",
     "newest_snapshot",
     "newest_truncation",
     "remember",

@@ -10,7 +10,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import TypeVar
 
-from tensorbus.bus import Conflict, append
+from tensorbus.bus import Appended, Conflict, append
 from tensorbus.clock import Deadline
 from tensorbus.errors import (
     ConflictError,
@@ -109,7 +109,9 @@ class Author:
             expected = state.head(about.guard or about)
             headers = self._headers(principal, cause, expected=expected, token=expected if about.fenced else 0)
             position, losses = self.feed.live.position, self.feed.losses
-            outcome = await append(self.feed.bus, fact, headers, deadline=deadline)
+            outcome = await self._append(fact, headers, losses, deadline=deadline)
+            if outcome is None:
+                continue
             if isinstance(outcome, Conflict):
                 await self._after_conflict(outcome, expected, deadline=deadline)
                 continue
@@ -123,6 +125,24 @@ class Author:
                 self._raise_if_final(verdict.why, fact, outcome.seq)
             drops += 1
         raise ConflictError(f"a fact was proposed {drops} times and never counted; rule and fold disagree")
+
+    async def _append(
+        self, fact: Event, headers: Headers, losses: int, *, deadline: Deadline
+    ) -> Appended | Conflict | None:
+        """Append a fact that is compared with its aggregate, or with the role that it needs.
+
+        What the keeper of the log says is true of that log only: ``None`` if it lost its tail meanwhile.
+        """
+        if not aggregate_of(fact).fenced:
+            return await append(self.feed.bus, fact, headers, deadline=deadline)
+        async with deadline.scope():
+            while True:
+                await self.feed.sure(deadline=deadline)
+                if self.feed.losses != losses:
+                    return None
+                outcome = await self._append_if_sure(fact, headers)
+                if outcome is not None:
+                    return outcome
 
     async def _after_conflict(self, outcome: Conflict, expected: int, *, deadline: Deadline) -> None:
         """Hear of what was in the way."""
@@ -244,10 +264,10 @@ class Author:
             fact = saying.make(self._number + 1)
             headers = self._headers(saying.principal, saying.cause, expected=None)
             while self._losses == losses:
-                seq = await self._append_if_sure(fact, headers)
-                if seq is not None:
+                outcome = await self._append_if_sure(fact, headers)
+                if outcome is not None:
                     self._number += 1
-                    return _Said(seq, fact, headers.event_id, position, losses)
+                    return _Said(outcome.seq, fact, headers.event_id, position, losses)
                 await self._ready()
             before = await self._found(fact, headers.event_id)
             if before is not None:
@@ -272,7 +292,7 @@ class Author:
             self._losses = self.feed.losses
             self._number = self.feed.live.state.sessions[self.worker].number
 
-    async def _append_if_sure(self, fact: Event, headers: Headers) -> int | None:
+    async def _append_if_sure(self, fact: Event, headers: Headers) -> Appended | Conflict | None:
         """Try once; ``None`` if the outcome is unknown. The request is not repeated once the bus was away: there may be
         another log then, in which this number is not the next one."""
         trying = asyncio.ensure_future(append(self.feed.bus, fact, headers, deadline=Deadline(LANE_TRY_S)))
@@ -282,7 +302,7 @@ class Author:
 
         try:
             with self.feed.bus.on_lost(give_up):
-                return (await trying).seq
+                return await trying
         except (UnavailableError, DeadlineExceededError, OutOfSpaceError) as error:
             log.warning("fact waits for the bus: type=%s reason=%s", type(fact).__name__, error)
             await asyncio.sleep(LANE_RETRY_DELAY_S)

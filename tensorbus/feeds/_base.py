@@ -10,6 +10,7 @@ from tensorbus.clock import Deadline
 from tensorbus.errors import CorruptError, NotFoundError, UnavailableError
 from tensorbus.events import Aggregate, SnapshotTaken
 from tensorbus.feeds._decode import decode_one
+from tensorbus.feeds._remember import newest_truncation
 from tensorbus.feeds._restore import UnusableError, load_stored
 from tensorbus.lifecycle import Directory, load
 
@@ -36,7 +37,9 @@ async def base_for(bus: Bus, archive: Archive | None, *, upto: int) -> Directory
             return (await load_stored(bus, message, upto_min=0, deadline=deadline)).state
         except UnusableError as exc:
             log.warning("a snapshot on the log cannot be used: upto=%d reason=%s", fact.upto, exc.problem)
-    for stored in [] if archive is None else await asyncio.to_thread(archive.list_snapshots):
+    # One in the archive may be of a part that the log lost since; which one is not known.
+    lost = await newest_truncation(bus, deadline=deadline) is not None
+    for stored in [] if archive is None or lost else await asyncio.to_thread(archive.list_snapshots):
         if stored.seq > upto:
             continue
         try:

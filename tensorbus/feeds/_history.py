@@ -5,15 +5,17 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable, Coroutine
 from contextlib import aclosing
+from typing import Any
 
 from tensorbus.bus import Archive, ArchiveFile, Bus, Message
 from tensorbus.clock import Deadline
 from tensorbus.errors import CorruptError, NotFoundError
 from tensorbus.events import Aggregate, Archived
 from tensorbus.feeds._decode import decode_one
-from tensorbus.feeds._restore import newest_purge
+from tensorbus.feeds._lookout import insist
+from tensorbus.feeds._restore import Announced, newest_purge
 
 log = logging.getLogger("tensorbus.feeds")
 
@@ -29,12 +31,22 @@ class History:
     Args:
         archive: Where purged facts are; ``None`` if there is no archive.
         look_s: How often to look whether a purge overtakes the reading; well below the purges' delay.
+        on_restart: Called when the log may have become another one, before anything comes of it.
     """
 
-    def __init__(self, bus: Bus, archive: Archive | None, *, look_s: float) -> None:
+    def __init__(
+        self, bus: Bus, archive: Archive | None, *, look_s: float, on_restart: Callable[[], None] | None = None
+    ) -> None:
         self._bus = bus
         self._archive = archive
         self._look_s = look_s
+        self._on_restart = on_restart
+        self._restarts = 0
+
+    def _note_restart(self) -> None:
+        self._restarts += 1
+        if self._on_restart is not None:
+            self._on_restart()
 
     async def batches(self, after: int) -> AsyncGenerator[list[Message]]:
         """Non-empty batches of the facts after a sequence, without an end.
@@ -57,29 +69,46 @@ class History:
                     yield batch
 
     async def _purged(self) -> int:
-        return (await newest_purge(self._bus, deadline=Deadline(LOOK_S, what="looking for purges"))).upto
+        def ask() -> Coroutine[Any, Any, Announced]:
+            return newest_purge(self._bus, deadline=Deadline(LOOK_S, what="looking for purges"))
+
+        return (await insist(ask)).upto
 
     async def _live(self, position: int) -> AsyncGenerator[list[Message]]:
-        """Batches from the log, until a purge is announced beyond what was handed out."""
+        """Batches from the log, until a purge is announced beyond what was handed out, or the bus was away: what was
+        read ahead before that may be of a part that the log lost."""
         queue: asyncio.Queue[list[Message] | Exception] = asyncio.Queue(AHEAD_MAX)
-        reading = asyncio.create_task(_read(self._bus, position, queue), name="history")
         loop = asyncio.get_running_loop()
-        look_at = loop.time() + self._look_s
+        look_at, restarts = loop.time() + self._look_s, self._restarts
+        with self._bus.on_lost(self._note_restart):
+            reading = asyncio.create_task(self._read(position, queue), name="history")
+            try:
+                while self._restarts == restarts:
+                    if loop.time() >= look_at:
+                        if (purged := await self._purged()) > position:
+                            log.info("a purge overtakes a reading: upto=%d position=%d", purged, position)
+                            return
+                        look_at = loop.time() + self._look_s
+                    with contextlib.suppress(TimeoutError):
+                        async with asyncio.timeout_at(look_at):
+                            first = await queue.get()
+                        if self._restarts != restarts:
+                            return
+                        batch = _drained(first, queue)
+                        position = batch[-1].seq
+                        yield batch
+            finally:
+                reading.cancel()
+                await asyncio.gather(reading, return_exceptions=True)
+
+    async def _read(self, after: int, queue: asyncio.Queue[list[Message] | Exception]) -> None:
         try:
-            while True:
-                if loop.time() >= look_at:
-                    if (purged := await self._purged()) > position:
-                        log.info("a purge overtakes a reading: upto=%d position=%d", purged, position)
-                        return
-                    look_at = loop.time() + self._look_s
-                with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout_at(look_at):
-                        batch = _drained(await queue.get(), queue)
-                    position = batch[-1].seq
-                    yield batch
-        finally:
-            reading.cancel()
-            await asyncio.gather(reading, return_exceptions=True)
+            async with self._bus.read(self._bus.subjects.facts, after=after) as reader:
+                reader.on_restart = self._note_restart
+                async for batch in reader:
+                    await queue.put(batch)
+        except Exception as error:  # noqa: BLE001  handed to the one who reads
+            await queue.put(error)
 
     async def _archived(self, after: int, upto: int) -> AsyncGenerator[list[Message]]:
         """The facts of a purged range, each file's digest checked before anything of it comes out."""
@@ -96,15 +125,6 @@ class History:
         while (batch := await asyncio.to_thread(next, pieces, None)) is not None:
             if batch:
                 yield batch
-
-
-async def _read(bus: Bus, after: int, queue: asyncio.Queue[list[Message] | Exception]) -> None:
-    try:
-        async with bus.read(bus.subjects.facts, after=after) as reader:
-            async for batch in reader:
-                await queue.put(batch)
-    except Exception as error:  # noqa: BLE001  handed to the one who reads
-        await queue.put(error)
 
 
 def _drained(first: list[Message] | Exception, queue: asyncio.Queue[list[Message] | Exception]) -> list[Message]:

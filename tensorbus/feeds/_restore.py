@@ -142,6 +142,8 @@ async def load_stored(bus: Bus, message: Message, *, upto_min: int, deadline: De
     fact = decode_one(message).event
     if not isinstance(fact, SnapshotTaken):
         raise UnusableError(CorruptError(f"message {message.seq} is no readable snapshot", seq=message.seq))
+    if fact.upto >= message.seq:
+        raise UnusableError(CorruptError(f"the snapshot of {fact.upto} is newer than its own fact", seq=fact.upto))
     if fact.upto < upto_min:
         raise UnusableError(NotFoundError(f"the snapshot of {fact.upto} is older than that", seq=fact.upto))
     loader = Loader(bus.subjects)

@@ -37,9 +37,16 @@ def as_keeper(state: Directory, fact: Event, *, worker: WorkerId, incarnation: I
     return fact
 
 
-def note_truncation(state: Directory, *, stream: StreamName, seq: int, event_id: EventId, last: int) -> Event | None:
-    """Record that a remembered fact is gone; ``None`` if the log says already that it lost what was there."""
-    if state.log.truncated_from and state.log.truncated_from <= seq <= state.log.truncated_to:
+def note_truncation(
+    state: Directory, *, stream: StreamName, seq: int, event_id: EventId, last: int, known: int
+) -> Event | None:
+    """Record that a remembered fact is gone; ``None`` if somebody else has recorded a loss meanwhile.
+
+    Args:
+        last: The last sequence that the log had when the fact was missed.
+        known: Sequence of the newest :class:`LogTruncated`, which was about an earlier loss; 0 if there was none.
+    """
+    if state.head(Aggregate("trunc", stream)) != known:
         return None
     return LogTruncated(stream=stream, seq=seq, event_id=event_id, last=last)
 

@@ -26,6 +26,8 @@ INLINE_MANIFEST_BYTES_MAX = 2048
 
 MANIFESTS_KEPT = 256
 
+MAY_COME_S = 0.05
+
 HEAVY_TENSORS = 500
 """A manifest of more is read and written in a thread."""
 
@@ -61,6 +63,8 @@ class Core:
         self.clock = clock
         self.group = group
         self.beats = LatencyWindow()
+        self.unsettled = False
+        """The log lost its tail, and the workers are still saying what they hold."""
         self.store_stats: Callable[[], Json] | None = None
         self._spawned: set[asyncio.Task[None]] = set()
         self._closed = False
@@ -146,6 +150,14 @@ class Core:
         if at_least > last:
             raise InvalidArgumentError(f"position {at_least} is beyond the log, which ends at {last}", last=last)
         await self.feed.reached(at_least, deadline=deadline)
+
+    async def may_come(self, deadline: Deadline) -> bool:
+        """Whether something that is not there may still be said by who holds it; waits a little if so."""
+        left = deadline.left()
+        if not self.unsettled or (left is not None and left <= MAY_COME_S):
+            return False
+        await asyncio.sleep(MAY_COME_S)
+        return True
 
     async def store_manifest(self, manifest: Manifest, *, deadline: Deadline) -> ManifestRef:
         """Put a manifest where a fact can name it: in the fact, or as a blob on the log."""

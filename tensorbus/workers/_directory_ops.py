@@ -231,6 +231,8 @@ class DirectoryOps:
             "snapshot": self._core.feed.snapshot_used,
             "rebuilds": self._core.feed.rebuilds,
             "rebuilding": self._core.feed.rebuilding,
+            "losses": self._core.feed.losses,
+            "settled": not self._core.unsettled,
         }
         pool = None if self._pool_stats is None else asdict(self._pool_stats())
         heartbeat = self._core.beats.figures()

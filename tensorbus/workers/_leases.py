@@ -20,7 +20,7 @@ from tensorbus.events import (
     LeasePurpose,
 )
 from tensorbus.ids import ArtifactId, LeaseId, new_lease_id
-from tensorbus.lifecycle import Directory, rules
+from tensorbus.lifecycle import CallerLease, Directory, rules
 from tensorbus.workers._callers import Caller
 from tensorbus.workers._core import Core
 from tensorbus.workers._store import Store
@@ -36,6 +36,7 @@ class _Granted:
     tenant: str
     artifact: ArtifactId
     purpose: LeasePurpose
+    holder: str
     ttl_ns: int | None
     ends_ns: int | None
 
@@ -60,11 +61,12 @@ class Leases:
     ) -> None:
         """Count a lease from now on, unless it ended with its artifact as soon as it was granted."""
         record = self._core.state.artifacts.get((tenant, artifact))
-        if record is None or lease not in record.leases:
+        held = None if record is None else record.leases.get(lease)
+        if held is None:
             return
         ttl_ns = None if ttl_s is None else int(ttl_s * NS_PER_S)
         ends_ns = None if ttl_ns is None else self._core.clock.now_ns() + ttl_ns
-        self._granted[lease] = _Granted(lease, tenant, artifact, purpose, ttl_ns, ends_ns)
+        self._granted[lease] = _Granted(lease, tenant, artifact, purpose, held.holder, ttl_ns, ends_ns)
         self._new.set()
 
     async def pin(
@@ -130,6 +132,22 @@ class Leases:
         if granted is not None:
             self._over(granted)
             await self._end_quietly(granted, LeaseEnd.RELEASED)
+
+    def pins_of(self, tenant: str, artifact: ArtifactId) -> list[CallerLeaseGranted]:
+        """The living pins of an artifact, as facts without a number."""
+        return [
+            CallerLeaseGranted(
+                tenant=tenant, artifact=artifact, lease=granted.lease, purpose=LeasePurpose.PIN, holder=granted.holder,
+                ttl_ns=granted.ttl_ns, number=0,
+            )
+            for granted in self._granted.values()
+            if (granted.tenant, granted.artifact) == (tenant, artifact) and granted.purpose is LeasePurpose.PIN
+        ]  # fmt: skip
+
+    async def end_again(self, tenant: str, lease: CallerLease) -> None:
+        """Say the end of a lease that is over here, and whose end the log lost."""
+        granted = _Granted(lease.lease, tenant, lease.artifact, lease.purpose, lease.holder, lease.ttl_ns, None)
+        await self._end_quietly(granted, LeaseEnd.RELEASED)
 
     def gone(self, caller: Caller) -> None:
         """A caller's connection ended: its own memory is no replica from this moment; the facts follow."""

@@ -9,6 +9,7 @@ from contextlib import asynccontextmanager
 from tensorbus.config import Settings
 from tensorbus.errors import OutOfSpaceError
 from tensorbus.transport import PinWatch, Pool
+from tensorbus.workers._announce import Announcer
 from tensorbus.workers._bulk import BulkSide
 from tensorbus.workers._bytes_ops import BytesOps
 from tensorbus.workers._core import Core
@@ -34,6 +35,7 @@ class MemoryRole:
         self.ops = BytesOps(
             core, pool=self.pool, store=self.store, puts=self.puts, fetches=self.fetches, leases=self.leases
         )
+        self.announcer = Announcer(core, self.store, self.leases)
         self.bulk = BulkSide(core, self.pool, self.store, self.puts)
         self.address = ""
 

@@ -7,13 +7,14 @@ import logging
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
+from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
 from tensorbus.bus import Archive, Bus, Message
 from tensorbus.clock import Deadline
 from tensorbus.errors import ConflictError, TensorbusError, UnavailableError
-from tensorbus.feeds import History, base_for, decode_all
+from tensorbus.feeds import History, Remembered, base_for, check, decode_all, insist, remember
 from tensorbus.lifecycle import Directory
 from tensorbus.projections import Applied, GlobalStore, RowTracker
 
@@ -22,6 +23,7 @@ log = logging.getLogger("tensorbus.workers")
 T = TypeVar("T")
 AGAIN_S = 1.0
 AGAIN_S_MAX = 30.0
+CHECK_S = 10.0
 MARK_S = 0.5
 """How often to look whether the store is to be made anew."""
 QUERIES_MAX = 128
@@ -51,13 +53,24 @@ class Projector:
         self._path = path
         self._archive = archive
         self._memory_bytes = memory_bytes
-        self._history = History(bus, archive, look_s=look_s)
+        self._history = History(bus, archive, look_s=look_s, on_restart=self.suspect)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="store")
         self._store: GlobalStore | None = None
         self._state = Directory(bus.subjects)
         self._tracker = RowTracker(self._state)
         self._moved = asyncio.Event()
+        self._heard = 1
+        self._checked = 0
         self.trouble: TensorbusError | None = None
+
+    def suspect(self) -> None:
+        """The log may have lost what is in the rows: look before anything more is folded."""
+        self._heard += 1
+
+    @property
+    def sure(self) -> bool:
+        """Whether the rows are of the log as it is, as far as is known."""
+        return self._store is not None and self._heard == self._checked
 
     @property
     def rebuild_mark(self) -> Path:
@@ -142,6 +155,8 @@ class Projector:
             while not (await asyncio.wait({following}, timeout=MARK_S))[0]:
                 if self._store is not None and self.rebuild_mark.exists():
                     return
+                if self._store is not None and not self.sure:
+                    await self._check()
             following.result()
         finally:
             following.cancel()
@@ -149,6 +164,7 @@ class Projector:
 
     async def _follow(self) -> None:
         await self.in_thread(self._open)
+        await self._check()
         state = await base_for(self._bus, self._archive, upto=self.position)
         await self.in_thread(lambda: self._start_from(state))
         async with aclosing(self._history.batches(state.seq)) as batches:
@@ -158,6 +174,8 @@ class Projector:
 
     async def _take_in(self, messages: list[Message]) -> None:
         """Fold and write. What is folded must be written: when the disk is full, it is tried again."""
+        while not self.sure:
+            await self._check(remember(messages[-1]))
         applied = await self.in_thread(lambda: self._fold(messages))
         while True:
             try:
@@ -174,6 +192,23 @@ class Projector:
             self._moved.set()
             self._moved = asyncio.Event()
             return
+
+    async def _check(self, following: Remembered | None = None) -> None:
+        """See that the log has what is in the rows, and what is to follow; else the store is made anew.
+
+        Raises:
+            UnavailableError: If the log has lost it.
+        """
+        heard, (seq, event_id) = self._heard, self.store.position
+        known = [Remembered(seq, event_id, 0)] if seq and event_id else []
+        for one in known if following is None else [*known, following]:
+            loss = await insist(partial(check, self._bus, one, deadline=Deadline(CHECK_S, what="looking at the log")))
+            if loss is not None:
+                self.rebuild_mark.touch()
+                raise UnavailableError(
+                    f"the log lost the fact at {one.seq}: the global store is made anew", seq=one.seq
+                )
+        self._checked = heard
 
     # -- in the thread -------------------------------------------------------------------------------------------------
 

@@ -177,7 +177,7 @@ class Puts:
                 async with deadline.scope():
                     await self._outcome_known()
                 self._store.forget(before)
-            self._store.expect(held, after=self._core.state.seq)
+            self._store.expect(held, after=(self._core.live.replaced, self._core.state.seq))
             try:
                 fact_or_known = await self._decide_birth(fact, incoming, deadline)
             except (DeadlineExceededError, UnavailableError):
@@ -222,8 +222,9 @@ class Puts:
         here = self._store.get(tenant, existing)
         if here is not None:
             here.joined = True
-            for part in incoming.parts:
-                part.release()
+            if here.parts is not incoming.parts:
+                for part in incoming.parts:
+                    part.release()
             return existing, position
         held = Held(tenant, existing, incoming.parts, incoming.layout, incoming.manifest)
         _, position = await self.add_replica(held, principal=incoming.principal, deadline=deadline)

@@ -37,13 +37,17 @@ class Reclaim:
         if record is None:
             return
         where, held = (tenant, artifact), self._store.get(tenant, artifact)
+        if held is not None and held.settling:
+            if record.live and (record.author, record.incarnation) == self._life:
+                self._store.born(where, at=(self._core.live.replaced, record.born))
+            return
         if not record.live or (held is not None and held.life < record.born):
             self._leases.forget_artifact(tenant, artifact)
             self._store.drop(tenant, artifact)
         if not record.live:
             return
         if self._store.get(*where) is None and (record.author, record.incarnation) == self._life:
-            self._store.born(where, at=record.born)
+            self._store.born(where, at=(self._core.live.replaced, record.born))
         if self._store.get(*where) is not None or where in self._dropping:
             return
         for replica in [replica for replica in record.replicas.values() if self._is_mine(replica)]:

@@ -8,7 +8,7 @@ from contextlib import ExitStack, contextmanager
 
 from tensorbus import __version__
 from tensorbus.clock import NS_PER_S
-from tensorbus.errors import InvalidArgumentError
+from tensorbus.errors import InvalidArgumentError, NotFoundError
 from tensorbus.projections import Names
 from tensorbus.transport import PeerSession, Reply, Request
 from tensorbus.workers import _requests as ask
@@ -20,6 +20,11 @@ from tensorbus.workers._memory import MemoryRole
 from tensorbus.workers._query_ops import QueryOps
 
 BYE_S = 0.2
+
+ASKED_AGAIN = frozenset(
+    {"resolve", "manifest", "bind", "publish", "version", "open", "pin", "define_view", "locate", "destroy"}
+)
+"""Operations that say *not there* before they have done anything."""
 
 
 class Service:
@@ -68,7 +73,12 @@ class Service:
                 f"worker {self._core.me.worker} ({', '.join(self._core.me.roles)}) has no operation {request.op!r}",
                 op=request.op,
             )
-        return await op(caller, request)
+        while True:
+            try:
+                return await op(caller, request)
+            except NotFoundError:
+                if request.op not in ASKED_AGAIN or not await self._core.may_come(request.deadline):
+                    raise
 
     def _hello(self, caller: Caller, request: Request) -> Reply:
         asked = ask.parse(ask.Hello, request.args, op="hello")

@@ -24,6 +24,7 @@ class Held:
         lease: The caller's lease that it stands and falls with, or ``None`` if the worker owns the bytes.
         life: The sequence at which the artifact's life began whose bytes these are; an id may come back after its end.
         joined: Whether another put of the same bytes was answered with these: they are no longer the first one's alone.
+        settling: Whether the log lost its tail, and it is not yet known again of which life these are the bytes.
     """
 
     tenant: str
@@ -35,6 +36,7 @@ class Held:
     tier: Tier = Tier.DRAM
     life: int = 0
     joined: bool = False
+    settling: bool = False
     _json: tuple[Manifest, bytes] | None = None
 
     async def manifest_json(self) -> bytes:
@@ -89,7 +91,7 @@ class Store:
 
     def __init__(self) -> None:
         self._held: dict[Where, Held] = {}
-        self._expected: dict[Where, tuple[Held, int]] = {}
+        self._expected: dict[Where, tuple[Held, tuple[int, int]]] = {}
 
     def __len__(self) -> int:
         return len(self._held)
@@ -107,12 +109,16 @@ class Store:
             part.label = held.artifact
         self._held[held.where] = held
 
-    def expect(self, held: Held, *, after: int) -> None:
-        """Bytes that a fact beyond a position may make an artifact."""
+    def expect(self, held: Held, *, after: tuple[int, int]) -> None:
+        """Bytes that a fact beyond a position may make an artifact.
+
+        Args:
+            after: How often the state was replaced, and its sequence.
+        """
         self._expected[held.where] = held, after
 
     def expected(self, where: Where) -> Held | None:
-        return self._expected.get(where, (None, 0))[0]
+        return self._expected.get(where, (None, None))[0]
 
     def expected_with(self, parts: tuple[Segment, ...]) -> Held | None:
         """What is expected in that memory."""
@@ -123,12 +129,13 @@ class Store:
         if self.expected(held.where) is held:
             del self._expected[held.where]
 
-    def born(self, where: Where, *, at: int) -> None:
+    def born(self, where: Where, *, at: tuple[int, int]) -> None:
         """The fold kept a birth by this worker: what was expected is the artifact's bytes from now on."""
-        held, after = self._expected.get(where, (None, 0))
+        held, after = self._expected.get(where, (None, at))
         if held is not None and at > after:
             del self._expected[where]
-            self.add(held, life=at)
+            self.drop(*where)  # the same bytes, if the log had lost their artifact
+            self.add(held, life=at[1])
 
     def owns(self, parts: tuple[Segment, ...]) -> bool:
         """Whether memory is that of something held."""

@@ -80,6 +80,8 @@ class Witness:
         self._heard_itself = 0
         self._heard: dict[WorkerId, _Heard] = {}
         self._orphaned = asyncio.Event()
+        self._own_ttl_ns = own_ttl_ns
+        self._bury_ns = 0
 
     async def listen(self) -> None:
         """Note every sign of life. A live stream that was lost starts the count anew."""
@@ -137,12 +139,18 @@ class Witness:
         if self._author.feed.live.state.orphans:
             self._orphaned.set()
 
+    def on_loss(self) -> None:
+        """The log lost its tail: who holds what looks like an orphan has a TTL to say so."""
+        self._bury_ns = self._clock.now_ns() + self._own_ttl_ns
+
     async def bury(self) -> None:
         """Destroy, one fact each, what has no replica left and that no living worker owes an end."""
         self._orphaned.set()
         while True:
             await self._orphaned.wait()
             self._orphaned.clear()
+            while (wait_ns := self._bury_ns - self._clock.now_ns()) > 0:
+                await asyncio.sleep(wait_ns / NS_PER_S)
             for record in self._author.feed.live.state.owed_by_witness():
                 await self._bury_one(record.tenant, record.artifact)
 

@@ -18,7 +18,7 @@ from tensorbus.clock import NS_PER_S, Clock, Deadline, SystemClock
 from tensorbus.config import Settings
 from tensorbus.errors import InvalidArgumentError, TensorbusError, UnavailableError
 from tensorbus.events import SessionOpened, Subjects
-from tensorbus.feeds import Author, DirectoryFeed
+from tensorbus.feeds import Author, DirectoryFeed, Loss, Remembered, check
 from tensorbus.ids import IdSource, SystemIds, WorkerId, b32, check_worker_id, new_incarnation, prefixed
 from tensorbus.lifecycle import Directory
 from tensorbus.projections import LiveDirectory
@@ -35,7 +35,9 @@ from tensorbus.transport import (
 )
 from tensorbus.workers._callers import Callers
 from tensorbus.workers._core import Core, Identity
+from tensorbus.workers._losses import Losses
 from tensorbus.workers._memory import MemoryRole
+from tensorbus.workers._position import PositionFile
 from tensorbus.workers._service import Service
 from tensorbus.workers._session import OwnSession
 from tensorbus.workers._witness import Witness
@@ -47,6 +49,7 @@ log = logging.getLogger("tensorbus.workers")
 
 ROLES = ("basic", "gateway", "store")
 START_S = 60.0
+MIND_LOG_S = 2.0
 LEAVE_S = 5.0
 BUS_URL_FILE = "bus.url"
 """In a home: the URL of its embedded server, as long as that runs."""
@@ -111,6 +114,8 @@ class Worker:
         self._ids = ids or SystemIds()
         self._incarnation = new_incarnation(self._ids)
         self._on_rebuilt = on_rebuilt
+        self._remembered: Remembered | None = None
+        self._lost: Loss | None = None
 
     async def run(self, *, stop: asyncio.Event, ready: Callable[[WorkerCard], None]) -> None:
         """Serve until ``stop`` is set, then leave the log in good order.
@@ -124,6 +129,9 @@ class Worker:
         async with AsyncExitStack() as stack:
             lock = locked(directory / f"{self.worker}.lock", what=f"worker {self.worker} of this home")
             stack.enter_context(lock)
+            stream = Subjects(self.settings.subject_prefix).log_stream
+            position = PositionFile(directory, self.worker, stream=stream)
+            self._remembered = position.read()
             bus = await self._connect(stack)
             live = LiveDirectory(Directory(bus.subjects))
             delay_s = self.settings.purge_delay_s
@@ -131,11 +139,20 @@ class Worker:
             author = Author(feed, worker=self.worker, incarnation=self._incarnation, ids=self._ids)
             await stack.enter_async_context(feed.running(deadline=Deadline(START_S, what="reading the log")))
             await stack.enter_async_context(author.running())
+            if self._remembered is not None:
+                self._lost = await check(bus, self._remembered, deadline=Deadline(START_S, what="reading the log"))
             try:
                 async with asyncio.TaskGroup() as group:
-                    await self._serve(group, feed, author, stop=stop, ready=ready)
+                    aside = [position.keep(feed), self._mind_log(bus, feed)]
+                    tasks = [group.create_task(work, name="position") for work in aside]
+                    try:
+                        await self._serve(group, feed, author, stop=stop, ready=ready)
+                    finally:
+                        for task in tasks:
+                            task.cancel()
             except* TensorbusError as failed:
                 raise failed.exceptions[0] from None
+            await position.write(feed.remembered)
 
     async def _connect(self, stack: AsyncExitStack) -> Bus:
         settings = self.settings
@@ -148,9 +165,40 @@ class Worker:
             ids=self._ids,
         )
         stack.push_async_callback(bus.close)
-        limits = StreamLimits(replicas=settings.nats_replicas)
-        await provision(bus, limits=limits, deadline=Deadline(START_S, what="provisioning the streams"))
+        await self._provision(bus, self._remembered, deadline=Deadline(START_S, what="provisioning the streams"))
         return bus
+
+    async def _provision(self, bus: Bus, remembered: Remembered | None, *, deadline: Deadline) -> None:
+        """Make the streams that are missing; a log that is remembered only where the server is the home's own.
+
+        Raises:
+            UnavailableError: If the log is gone; says what to do.
+        """
+        await provision(
+            bus,
+            remembered_seq=0 if remembered is None else remembered.seq,
+            limits=StreamLimits(replicas=self.settings.nats_replicas),
+            allow_recreate=self.settings.nats_url is None,
+            deadline=deadline,
+        )
+
+    async def _mind_log(self, bus: Bus, feed: DirectoryFeed) -> None:
+        """While it is not known whether the log is there, look for its stream, and make it anew or say that it is gone.
+
+        Nothing ends for it: when the stream is there again, all goes on.
+        """
+        said = ""
+        while True:
+            await asyncio.sleep(MIND_LOG_S)
+            if not feed.unsure:
+                said = ""
+                continue
+            try:
+                await self._provision(bus, feed.remembered, deadline=Deadline(MIND_LOG_S))
+            except TensorbusError as error:
+                if "remembered_seq" in error.details and str(error) != said:
+                    said = str(error)
+                    log.error("%s", error)
 
     async def _serve(
         self,
@@ -181,14 +229,21 @@ class Worker:
                 beats=core.beats,
             )
             stack.enter_context(core.live.followed(session.on_change))
+            losses = Losses(core, None if memory is None else memory.announcer)
+            core.feed.on_loss = losses.on_loss
+            if self._lost is not None:
+                losses.note(self._lost)
             # From the first moment: the session counts as soon as its fact is on the log, long before a slow reading
             # of our own tells us so.
             heartbeat = group.create_task(session.renew(), name="heartbeat")
             await session.open(deadline=Deadline(START_S, what="opening the session"))
             tasks = [heartbeat]
-            tasks += [group.create_task(work, name=name) for name, work in self._work(core, session, stack, memory)]
+            tasks += [
+                group.create_task(work, name=name) for name, work in self._work(core, session, stack, memory, losses)
+            ]
             if store is not None:
                 core.store_stats = store.stats
+                losses.tell(store.on_loss)
                 tasks += [group.create_task(work, name=name) for name, work in store.work()]
             for listener in listeners:
                 work = serve_listener(listener, service.handle, ids=self._ids, on_open=callers.opened)
@@ -205,17 +260,18 @@ class Worker:
                     task.cancel()
 
     def _work(
-        self, core: Core, session: OwnSession, stack: AsyncExitStack, memory: MemoryRole | None
+        self, core: Core, session: OwnSession, stack: AsyncExitStack, memory: MemoryRole | None, losses: Losses
     ) -> list[tuple[str, Coroutine[Any, Any, None]]]:
         """The endless tasks of this process."""
         work: list[tuple[str, Coroutine[Any, Any, None]]] = []
-        work.append(("feed", core.feed.failed()))
+        work += [("feed", core.feed.failed()), ("losses", losses.run()), ("reopen", session.reopen())]
         if memory is not None:
             work.append(("leases", memory.leases.expire()))
         if "gateway" in self.roles or "store" in self.roles:
             ttl_ns = int(self.settings.session_ttl_s * NS_PER_S)
             witness = Witness(core.author, own_ttl_ns=ttl_ns, clock=self._clock, sent_ns=session.sent_ns)
             stack.enter_context(core.live.followed(witness.on_change))
+            losses.tell(witness.on_loss)
             work += [("listen", witness.listen()), ("judge", witness.judge()), ("bury", witness.bury())]
         return work
 

@@ -28,6 +28,7 @@ from tensorbus.lifecycle import Artifact, Session
 from tensorbus.testing import InvariantError, Node, SimBus, World
 from tensorbus.transport import Channel, Pool, PoolStats, SegmentState, WorkerCard, memory_pair, page_round
 from tensorbus.workers import _worker
+from tensorbus.workers._announce import Announcer
 from tensorbus.workers._bytes_ops import BytesOps
 from tensorbus.workers._core import Core, Identity
 from tensorbus.workers._fetch import Fetches
@@ -369,6 +370,7 @@ class SimMemory:
             fetches=self.fetches,
             leases=self.leases,
         )
+        self.announcer = Announcer(core, self.store, self.leases)
         self.address = f"{core.me.worker}:1"
         bus.cluster.memories[bus.node.name] = self
 

@@ -144,15 +144,16 @@ def test_what_was_heard_of_since_is_not_forgotten() -> None:
 def test_a_loss_is_recorded_once() -> None:
     log = kept_by()
 
-    def note(seq: int) -> object:
-        return log_rules.note_truncation(log.state, stream="TB", seq=seq, event_id=EventId("f" * 32), last=10)
+    def note(known: int) -> object:
+        lost = EventId("f" * 32)
+        return log_rules.note_truncation(log.state, stream="TB", seq=20, event_id=lost, last=10, known=known)
 
-    fact = note(20)
+    fact = note(0)
     assert fact is not None
     assert log.append(fact).kept  # type: ignore[arg-type]
     assert log.state.log.truncations == 1
-    assert note(15) is None
-    assert note(20) is None
+    assert note(0) is None
+    assert note(log.state.seq) is not None  # the next one
 
 
 def test_a_fold_that_is_not_known_stops_the_reader() -> None:
