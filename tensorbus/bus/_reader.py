@@ -26,7 +26,11 @@ HEARTBEAT_S: Final = 0.5
 SILENCE_S: Final = 2.0
 INACTIVE_S: Final = 5.0
 BACKOFF_S_MIN: Final = 0.05
-BACKOFF_S_MAX: Final = 1.0
+BACKOFF_S_MAX: Final = 0.25
+CREATE_S: Final = 1.0
+"""How long the answer to one creation of a consumer is waited for: an election swallows the question without a word."""
+PATIENT_AFTER: Final = 10
+"""After so many creations in vain, more than an election takes, each is waited for as long as silence may last."""
 BATCH_MAX: Final = 512
 BUFFER_MAX: Final = 64 * 1024
 """Messages held for a slow caller. The server's flow control stops long before, unless the messages are tiny."""
@@ -154,15 +158,16 @@ class NatsReader(Position):
             DeniedError, InvalidArgumentError: If the server will never allow it.
             UnavailableError: If the bus is closed.
         """
-        backoff_s = BACKOFF_S_MIN
+        backoff_s, tries = BACKOFF_S_MIN, 0
         self._openings += 1
         if self._openings > 1 and self.on_restart is not None:
             self.on_restart()
         while True:
             await self._drop_consumer()
             self._broken = False
+            tries += 1
             try:
-                await self._make_consumer()
+                await self._make_consumer(CREATE_S if tries <= PATIENT_AFTER else SILENCE_S)
             except NoStreamError:
                 if self._create_stream is not None:
                     with contextlib.suppress(UnavailableError, DeadlineExceededError):
@@ -176,8 +181,8 @@ class NatsReader(Position):
             await asyncio.sleep(backoff_s)
             backoff_s = min(2 * backoff_s, BACKOFF_S_MAX)
 
-    async def _make_consumer(self) -> None:
-        link, deadline = self._requests.link, Deadline(SILENCE_S, what="the creation of a consumer")
+    async def _make_consumer(self, wait_s: float) -> None:
+        link, deadline = self._requests.link, Deadline(wait_s, what="the creation of a consumer")
         await link.wait_up(deadline)
         inbox = self._inbox = link.client.new_inbox()
         self._heard_at = asyncio.get_running_loop().time()
