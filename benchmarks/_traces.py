@@ -18,6 +18,13 @@ def block_requests(path: Path) -> list[list[int]]:
         return [json.loads(line)["hash_ids"] for line in lines]
 
 
+def token_requests(path: Path) -> list[tuple[int, list[int]]]:
+    """The prompt's tokens and the prefix blocks of each request of a trace."""
+    with path.open(encoding="utf-8") as lines:
+        found = [json.loads(line) for line in lines]
+    return [(one["input_length"], one["hash_ids"]) for one in found]
+
+
 def flat(requests: Sequence[Sequence[int]]) -> list[int]:
     return [block for request in requests for block in request]
 
