@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Final
 
 import pyarrow as pa
+from pydantic import TypeAdapter
 
 from tensorbus.events import (
+    EVENT_TYPES,
     AnyRecorded,
     ArtifactDestroyed,
     ArtifactDigested,
@@ -27,7 +29,6 @@ from tensorbus.events import (
     UnknownEvent,
     VersionPublished,
     ViewDefined,
-    encode,
 )
 from tensorbus.lifecycle import Verdict
 from tensorbus.projections._store_schema import Column
@@ -39,6 +40,10 @@ _TYPES: Final = {
     "BOOLEAN": pa.bool_(),
     "VARCHAR[]": pa.list_(pa.string()),
 }
+_WRITERS: Final[dict[type[Event], Callable[[Event], bytes]]] = {
+    cls: TypeAdapter(cls).serializer.to_json for cls in EVENT_TYPES
+}
+"""The codec's form, a third of its cost: which member of the union a fact is need not be found out."""
 _RANGES: Final = {"UBIGINT": (0, 2**64 - 1), "BIGINT": (-(2**63), 2**63 - 1)}
 
 
@@ -50,7 +55,7 @@ def fact_row(
     kind, about = _place(recorded.subject, subjects)
     tenant, artifact, name, worker = _names(event, headers.author)
     if body is None and not isinstance(event, UnknownEvent):
-        body = encode(event)
+        body = _WRITERS[type(event)](event)
     return (
         recorded.seq,
         recorded.time_ns,
@@ -71,18 +76,15 @@ def fact_row(
         headers.expected,
         verdict.kept,
         verdict.why or None,
-        None if body is None else body.decode("utf-8", "replace"),
+        body,
     )
 
 
 def _place(subject: str, subjects: Subjects) -> tuple[str | None, str | None]:
     """Kind and id of the aggregate that the subject names."""
-    parts = subject.split(".")
-    start = subjects.prefix.count(".") + 1
-    if len(parts) == start + 4 and parts[start] == "ev" and subject.startswith(subjects.prefix):
-        return parts[start + 1], parts[start + 2]
-    if len(parts) == start + 3 and parts[start] == "snap" and subject.startswith(subjects.prefix):
-        return "snap", parts[start + 1]
+    parts = subject.rsplit(".", 3)
+    if len(parts) == 4 and (parts[0] == f"{subjects.prefix}.ev" or (parts[0], parts[1]) == (subjects.prefix, "snap")):
+        return parts[1], parts[2]
     return None, None
 
 
@@ -123,6 +125,8 @@ def _array(cells: list[object], sql_type: str) -> pa.Array:
 
 def _fitting(cell: object, sql_type: str) -> object:
     """A value that the column can hold: a fact may say any number, and its body keeps what it said."""
+    if isinstance(cell, bytes):
+        return cell.decode("utf-8", "replace")
     if isinstance(cell, str):
         return cell.encode("utf-8", "replace").decode()
     if isinstance(cell, int) and sql_type in _RANGES:

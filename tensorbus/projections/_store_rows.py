@@ -40,8 +40,7 @@ class Change(NamedTuple):
     row: tuple[object, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Applied:
+class Applied(NamedTuple):
     """A fact that the Directory has taken in, with what it means for the store.
 
     Attributes:

@@ -26,7 +26,7 @@ class _Rows:
 
     opened: list[tuple[object, ...]] = field(default_factory=list)
     begins: list[int] = field(default_factory=list)
-    ends: list[int | None] = field(default_factory=list)
+    ends: dict[int, int] = field(default_factory=dict)
     open: dict[RowKey, int] = field(default_factory=dict)
     closed: list[tuple[RowKey, int]] = field(default_factory=list)
 
@@ -41,7 +41,6 @@ class _Rows:
         self.open[key] = len(self.opened)
         self.opened.append(row)
         self.begins.append(seq)
-        self.ends.append(None)
 
 
 class Batch:
@@ -83,8 +82,8 @@ class Batch:
 
 def _table(entity: Entity, rows: _Rows) -> pa.Table:
     table = arrow_table(entity.columns, rows.opened)
-    for column, values in zip(VALID, (rows.begins, rows.ends), strict=True):
-        table = table.append_column(column.name, pa.array(values, type=pa.uint64()))
+    for column, values in zip(VALID, (rows.begins, map(rows.ends.get, range(len(rows.begins)))), strict=True):
+        table = table.append_column(column.name, pa.array(list(values), type=pa.uint64()))
     return table
 
 

@@ -20,9 +20,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tensorbus.errors import ConflictError, CorruptError, InvalidArgumentError, OutOfSpaceError, UnavailableError
-from tensorbus.events import FoldRaised, Subjects, UnknownEvent
-from tensorbus.lifecycle import Directory
+from tensorbus.events import EVENT_TYPES, Event, FoldRaised, Subjects, UnknownEvent, encode
+from tensorbus.lifecycle import Directory, Verdict
 from tensorbus.projections import GlobalStore, RowTracker, _store, describe
+from tensorbus.projections._store_facts import fact_row
 from tests.unit.lifecycle import history as h
 from tests.unit.projections.store_rig import (
     SUBJECTS,
@@ -141,6 +142,22 @@ def test_every_message_is_a_row_of_facts_with_what_became_of_it(store: GlobalSto
     assert (rows[-2]["type"], rows[-2]["body"], rows[-1]["kind"]) == ("FromTheFuture", None, None)
 
 
+@given(st.one_of(*(st.from_type(cls) for cls in EVENT_TYPES)))
+def test_a_fact_is_written_as_the_codec_writes_it(event: Event) -> None:
+    message: Any = small_log().messages[0]
+    row = fact_row(message._replace(event=event), Verdict(True), SUBJECTS)
+    assert row[-1] == encode(event)
+
+
+def test_a_body_at_hand_is_taken_as_it_is(store: GlobalStore) -> None:
+    feed, message = Feed(), small_log().messages[0]
+    bodies = [b'{ "as": "it was" }', b"no \xff text"]
+    for seq, body in enumerate(bodies, 1):
+        moved: Any = message._replace(seq=seq)
+        store.apply([feed.tracker.applied(moved, feed.state.apply(moved), body=body)])
+    assert [row["body"] for row in store.rows("facts")] == ['{ "as": "it was" }', "no \ufffd text"]
+
+
 def test_trace_cause_and_odd_values_are_kept(store: GlobalStore) -> None:
     log = h.Log()
     log.open()
@@ -219,7 +236,7 @@ def test_a_failed_write_changes_nothing_and_can_be_repeated(
 def test_rows_that_disagree_with_the_directory_are_an_error(store: GlobalStore) -> None:
     log = small_log()
     items = Feed().take(log.messages)
-    store.apply([replace(item, changes=()) for item in items[:8]])
+    store.apply([item._replace(changes=()) for item in items[:8]])
     with pytest.raises(CorruptError, match="store rebuild"):
         store.apply(items)
 
