@@ -68,6 +68,11 @@ class Crew:
         reading, writing = self._context.Pipe(duplex=False)
         return reading, writing
 
+    def end(self, player: Player) -> None:
+        """End one player."""
+        self._players.remove(player)
+        player.end()
+
     def dismiss(self) -> None:
         """End every player."""
         for player in self._players:
