@@ -80,6 +80,7 @@ async def test_a_full_disk_of_the_store_is_said_purges_nothing_and_room_mends_it
         await whole(field, "s1", at_least=load.position)
 
 
+@pytest.mark.soak
 async def test_a_full_disk_of_the_bus_is_said_and_room_mends_workers_and_store(home: Path) -> None:
     with small_disk(home / "nats", "64M"), EmbeddedServer(home / "nats") as server:
         field = Field(home, server)
