@@ -94,9 +94,9 @@ class Scene:
 
 
 HURTS = (
-    Scene.leader_killed_during_a_snapshot,
     Scene.leader_killed_during_a_purge,
     Scene.followers_disk_wiped,
+    Scene.leader_killed_during_a_snapshot,
     Scene.all_paused,
     Scene.leader_killed_during_puts,
 )[: SIZES.cluster_hurts]
