@@ -176,10 +176,16 @@ class Projector:
         """Fold and write. What is folded must be written: when the disk is full, it is tried again."""
         while not self.sure:
             await self._check(remember(messages[-1]))
-        applied = await self.in_thread(lambda: self._fold(messages))
+        applied: list[Applied] = []
+
+        def take_in() -> None:  # at once, so that who looks at the fold meets what is written
+            if not applied:
+                applied.extend(self._fold(messages))
+            self.store.apply(applied)
+
         while True:
             try:
-                await self.in_thread(lambda: self.store.apply(applied))
+                await self.in_thread(take_in)
             except TensorbusError as error:
                 if not error.retryable:
                     raise

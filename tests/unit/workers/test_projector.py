@@ -1,0 +1,49 @@
+"""What a store shows of its fold while facts come."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+from tensorbus.bus import Archive, MemoryBus, MemoryCluster
+from tensorbus.lifecycle import rules
+from tensorbus.workers._projector import Projector
+from tests.unit.feeds.voices import settled, soon, voice
+from tests.unit.lifecycle import history as h
+
+FACTS = 60
+
+
+async def test_whoever_looks_at_the_fold_meets_what_is_written(tmp_path: Path) -> None:
+    cluster = MemoryCluster()
+    projector = Projector(
+        MemoryBus(cluster),
+        path=tmp_path / "store" / "s.duckdb",
+        archive=Archive.open(str(tmp_path / "archive")),
+        look_s=60.0,
+        memory_bytes=64 << 20,
+    )
+    following = asyncio.create_task(projector.run())
+    seen: list[tuple[int, int]] = []
+
+    async def look() -> None:
+        while True:
+            seen.append(await projector.in_fold(lambda state: (state.seq, projector.position)))
+
+    try:
+        async with voice(cluster) as author:
+            await settled(lambda: projector.follows)
+            looking = asyncio.create_task(look())
+            for n in range(FACTS):
+                artifact = h.ArtifactId(f"a{n}")
+                await author.decide(lambda state, a=artifact: rules.birth(state, h.put(a)), deadline=soon())
+                await asyncio.sleep(0.002)
+            await projector.reached(cluster.log.last_seq, deadline=soon())
+            assert not looking.done(), "nobody is told that rows are missing"
+            looking.cancel()
+        assert all(seq == position for seq, position in seen)
+        assert len({seq for seq, _ in seen}) > FACTS // 4
+    finally:
+        following.cancel()
+        await asyncio.gather(following, return_exceptions=True)
+        await projector.close()
