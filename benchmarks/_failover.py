@@ -29,6 +29,9 @@ RETRY_S = 0.02
 TRY_S = 1.0
 """How long one publish waits before it is tried again."""
 
+STEADY_S = 1.5
+"""How long both sides run before a leader is killed."""
+
 Moment = tuple[str, float]
 """A message's id, and when it was acknowledged or arrived."""
 
@@ -39,6 +42,14 @@ class Seen:
 
     acked: list[Moment] = field(default_factory=list)
     arrived: list[Moment] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class Silence:
+    """How long after a leader was killed a side published again and heard again; ``None`` if it never did."""
+
+    publish_s: float | None
+    read_s: float | None
 
 
 def back_after(moments: Sequence[float], event: float) -> float | None:
@@ -54,6 +65,18 @@ def back_after(moments: Sequence[float], event: float) -> float | None:
 def lost(acked: Sequence[Moment], found: set[str]) -> list[str]:
     """What was acknowledged and is not there."""
     return [name for name, _ in acked if name not in found]
+
+
+def silences(kills: Sequence[float], acked: Sequence[Moment], arrived: Sequence[Moment]) -> list[Silence]:
+    """What each kill meant for one side; the next kill ends the look for it."""
+    found = []
+    for kill, end in zip(kills, [*kills[1:], float("inf")], strict=True):
+        publish_s, read_s = (
+            back_after([moment for _, moment in moments if kill - STEADY_S < moment < end], kill)
+            for moments in (acked, arrived)
+        )
+        found.append(Silence(publish_s, read_s))
+    return found
 
 
 # -- tensorbus ---------------------------------------------------------------------------------------------------------

@@ -211,10 +211,11 @@ def fold_archive(cue: Connection, *, folder: str, files: list[ArchiveFile]) -> N
     cue.send(_folded(live.state, time.perf_counter() - start, None))
 
 
-def read_archive(cue: Connection, *, folder: str, files: list[ArchiveFile]) -> None:
-    """Read the archive and only count its messages: the seconds, and how many."""
+def read_archive(cue: Connection, *, folder: str, files: list[ArchiveFile], decode: bool) -> None:
+    """Read the archive and only count its messages, or what they are decoded to: the seconds, and how many."""
     start = time.perf_counter()
-    count = sum(map(len, Archive.open(folder).read(files)))
+    batches = Archive.open(folder).read(files)
+    count = sum(len(decode_all(batch) if decode else batch) for batch in batches)
     cue.send((time.perf_counter() - start, count))
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks import replay
-from benchmarks._failover import back_after, lost
+from benchmarks._failover import back_after, lost, silences
 from benchmarks._log import FACTS_EACH, REPLICAS_EACH, ClusterLog
 from benchmarks._replay_parts import Folded, Stored
 from benchmarks._replay_store import Filling, rows_of
@@ -77,7 +77,7 @@ def test_what_was_acknowledged_must_be_there() -> None:
 
 def test_each_leader_that_was_killed_has_a_silence_of_its_own() -> None:
     moments = [(str(at), at) for at in (8.0, 9.9, 14.0, 17.0, 20.0, 23.0, 26.0, 29.0, 33.0)]
-    found = replay.silences([10.0, 30.0], moments, [])
+    found = silences([10.0, 30.0], moments, [])
     assert [one.publish_s for one in found] == [pytest.approx(4.0), pytest.approx(3.0)]
     assert [one.read_s for one in found] == [None, None]
 
@@ -108,7 +108,7 @@ def test_rates_and_targets_of_a_replay() -> None:
     assert (rows[0].value, rows[0].against_value, rows[0].met) == (25.0, 50.0, True)
     assert (rows[1].against_value, rows[1].met) == (100.0, None)
     assert (rows[2].value, rows[2].met) == (512.0, True)
-    archived = replay.archive_rows(log, replay.Archived(10.0, [1.0], [folded(2.5)]), (50, [0.5]))
+    archived = replay.archive_rows(log, replay.Archived(10.0, [1.0], [1.5], [folded(2.5)]), (50, [0.5]))
     assert (archived[0].value, archived[0].ratio, archived[0].met) == (40.0, 0.4, False)
 
 
