@@ -31,7 +31,6 @@ SELECT
     (SELECT min(first) FROM archives) AS archive_first,
     (SELECT max(last) FROM archives) AS archive_last,
     (SELECT sum(nbytes) FROM archives) AS archive_nbytes,
-    (SELECT max(upto) FROM snapshots) AS snapshot_upto,
     (SELECT max(upto) FROM purges WHERE type = 'LogPurged') AS announced,
     (SELECT max(upto) FROM purges WHERE type = 'PurgeCompleted') AS completed,
     (SELECT count(*) FROM truncations) AS truncations,
@@ -143,7 +142,6 @@ def _log_facts(log: dict[str, Any]) -> list[tuple[str, str]]:
     return [
         ("log kept by", f"{log['holder']}, token {log['token']}" if log["holder"] else "nobody"),
         ("archived", archive),
-        ("snapshot", "none yet" if log["snapshot_upto"] is None else f"at {log['snapshot_upto']}"),
         ("purged", purge),
         ("lost tails", str(log["truncations"])),
     ]

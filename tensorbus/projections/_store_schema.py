@@ -245,17 +245,6 @@ DERIVED: Final = (
         ),
     ),
     Derived(
-        "snapshots",
-        "Snapshots on the log.",
-        ("SnapshotTaken",),
-        (
-            Column("what", TEXT, "What it is of."),
-            Column("upto", NUMBER, "Sequence of the state."),
-            Column("fold", NUMBER, "Version of the fold."),
-            Column("state_hash", TEXT, "Canonical hash of the state."),
-        ),
-    ),
-    Derived(
         "purges",
         "Announced and completed purges.",
         ("LogPurged", "PurgeCompleted"),

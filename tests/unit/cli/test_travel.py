@@ -85,7 +85,7 @@ def test_facts_are_a_chain(capsys: pytest.CaptureFixture[str]) -> None:
 def test_the_stores_as_people_see_them(capsys: pytest.CaptureFixture[str]) -> None:
     log = {
         "holder": "s1", "token": 3, "files": 2, "archive_first": 1, "archive_last": 90, "archive_nbytes": 2048,
-        "snapshot_upto": 80, "announced": 80, "completed": 40, "truncations": 0, "newest_ns": 1,
+        "announced": 80, "completed": 40, "truncations": 0, "newest_ns": 1,
     }  # fmt: skip
     stores = [
         StoreStatus(worker="s1", position=99, lag=1, first=0, newest_ns=1),

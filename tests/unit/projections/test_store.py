@@ -180,7 +180,7 @@ def test_the_log_about_itself_has_its_views(store: GlobalStore) -> None:
         log.append(event)
     fill(store, log)
     assert [row["token"] for row in store.rows("roles")] == [2]
-    counts = {name: len(store.rows(name)) for name in ("archives", "snapshots", "purges", "truncations")}
+    counts = {name: len(store.rows(name)) for name in ("archives", "purges", "truncations")}
     assert counts == dict.fromkeys(counts, 1)
     assert (store.rows("archives")[0]["first"], store.rows("truncations")[0]["lost_seq"]) == (1, 3)
 
