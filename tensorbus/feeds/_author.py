@@ -80,7 +80,7 @@ class Author:
         self._ids = ids
         self._number = 0
         self._losses = feed.losses
-        self._opened_ns: int | None = None
+        self._opened_at: tuple[int, int] | None = None
         self._lane: asyncio.Queue[_Saying] = asyncio.Queue(LANE_WAITING_MAX)
 
     async def decide(
@@ -181,11 +181,12 @@ class Author:
         """How the own session stands; ``None`` before it was first seen."""
         session = self.feed.live.state.sessions.get(self.worker)
         if session is not None and session.live and session.incarnation == self.incarnation:
-            self._opened_ns = session.opened_ns
-        if self._opened_ns is None:
+            self._opened_at = (session.opened, session.opened_ns)
+        if self._opened_at is None:
             return None
+        seq, time_ns = self._opened_at
         return rules.standing(
-            self.feed.live.state, worker=self.worker, incarnation=self.incarnation, opened_ns=self._opened_ns
+            self.feed.live.state, worker=self.worker, incarnation=self.incarnation, opened=seq, opened_ns=time_ns
         )
 
     async def _reopened(self, deadline: Deadline) -> None:

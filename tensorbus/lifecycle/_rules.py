@@ -209,16 +209,21 @@ class Standing(StrEnum):
     LOST = "lost"
 
 
-def standing(state: Directory, *, worker: WorkerId, incarnation: Incarnation, opened_ns: int) -> Standing:
+def standing(
+    state: Directory, *, worker: WorkerId, incarnation: Incarnation, opened: int, opened_ns: int
+) -> Standing:
     """Whether a session is open, was ended or replaced, or is not on the log, which lost its tail.
 
     Args:
+        opened: The sequence of its opening. What was forgotten since is over: only what has ended is forgotten.
         opened_ns: When the log took its opening. Whatever opened before it is an older life of the same worker.
     """
     held = state.sessions.get(worker)
     if held is not None and held.incarnation == incarnation:
         return Standing.OPEN if held.live else Standing.OVER
-    return Standing.LOST if held is None or held.opened_ns < opened_ns else Standing.OVER
+    if held is None:
+        return Standing.OVER if opened <= state.log.forgotten else Standing.LOST
+    return Standing.LOST if held.opened_ns < opened_ns else Standing.OVER
 
 
 def end_session(

@@ -42,7 +42,7 @@ class OwnSession:
         self._beats = beats
         self._fenced: asyncio.Event = asyncio.Event()
         self._opened = False
-        self._opened_ns = 0
+        self._opened_at = (0, 0)
         self._lost = asyncio.Event()
         self._sent: deque[tuple[int, int]] = deque(maxlen=BEATS_KEPT)
         self.acked_ns = 0
@@ -112,11 +112,14 @@ class OwnSession:
     def _note_opened(self) -> None:
         session = self._author.feed.live.state.sessions.get(self._opening.worker)
         if session is not None and session.incarnation == self._opening.incarnation:
-            self._opened_ns = session.opened_ns
+            self._opened_at = (session.opened, session.opened_ns)
 
     def _standing(self) -> rules.Standing:
         opening, state = self._opening, self._author.feed.live.state
-        return rules.standing(state, worker=opening.worker, incarnation=opening.incarnation, opened_ns=self._opened_ns)
+        seq, time_ns = self._opened_at
+        return rules.standing(
+            state, worker=opening.worker, incarnation=opening.incarnation, opened=seq, opened_ns=time_ns
+        )
 
     def _look(self) -> None:
         """See whether the session is still open."""
@@ -186,8 +189,8 @@ class OwnSession:
             FencedError: Always; says who took over or that the session was ended.
         """
         await self._fenced.wait()
-        now = self._author.feed.live.state.sessions[self._opening.worker]
-        if now.incarnation != self._opening.incarnation:
+        now = self._author.feed.live.state.sessions.get(self._opening.worker)
+        if now is not None and now.incarnation != self._opening.incarnation:
             what = f"incarnation {now.incarnation} of it started as process {now.pid} on host {now.host}"
         else:
             what = "its session was ended after a silence longer than its TTL"

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from tensorbus.events import SessionEnd, Tier, UnknownEvent, aggregate_of
-from tensorbus.lifecycle import ReplicaKey, rules
+from tensorbus.events import STORE_ROLE, RoleGranted, SessionEnd, Tier, UnknownEvent, aggregate_of
+from tensorbus.lifecycle import Directory, ReplicaKey, rules
 from tests.unit.lifecycle import history as h
 
 
@@ -128,3 +128,22 @@ def test_a_fact_from_a_newer_version_is_counted_and_moves_the_head(log: h.Log) -
     verdict = log.append(UnknownEvent("ArtifactSealed"), subject=log.state.subjects.fact(about, h.W1))
     assert verdict.why == "unknown"
     assert (log.state.unknown, log.state.degraded, log.state.head(about)) == (1, True, log.state.seq)
+
+
+def test_a_session_that_was_forgotten_is_over_and_not_lost(log: h.Log) -> None:
+    """Who slept until nobody remembers it must not open its former session again."""
+    log.append(RoleGranted(role=STORE_ROLE), h.W1)
+    opened = log.state.sessions[h.W2]
+
+    def stands(state: Directory) -> rules.Standing:
+        return rules.standing(state, worker=h.W2, incarnation=h.FIRST, opened=opened.opened, opened_ns=opened.opened_ns)
+
+    assert stands(log.state) is rules.Standing.OPEN
+    assert stands(h.Log().state) is rules.Standing.LOST
+    log.append(h.ended(h.W2), h.W1)
+    assert stands(log.state) is rules.Standing.OVER
+    upto = log.state.seq
+    log.append(h.purge(upto, upto))
+    log.append(h.purged(upto, upto))
+    assert h.W2 not in log.state.sessions
+    assert stands(log.state) is rules.Standing.OVER
