@@ -7,7 +7,7 @@ import logging
 import mmap
 import platform
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Final, TypeVar
 
 from tensorbus.clock import Deadline
@@ -24,7 +24,7 @@ from tensorbus.sdk._link import ConnectionLostError
 from tensorbus.sdk._maps import Opened
 from tensorbus.sdk._records import ArtifactInfo, parse, position_of
 from tensorbus.sdk._threads import in_thread
-from tensorbus.transport import BulkClient, OpenedSource, hash_bytes
+from tensorbus.transport import BulkClient, hash_bytes, parse_addresses
 
 if TYPE_CHECKING:
     from tensorbus.sdk._core import Core
@@ -34,8 +34,6 @@ if TYPE_CHECKING:
 log = logging.getLogger("tensorbus.sdk")
 
 T = TypeVar("T")
-_READS_MAX: Final = 10_000
-_READ_BYTES_MAX: Final = 256 << 20
 _NORESERVE: Final = getattr(mmap, "MAP_NORESERVE", 0x4000 if platform.machine() in ("x86_64", "aarch64") else 0)
 
 
@@ -95,10 +93,9 @@ async def put_remote(
 
 def _addresses(sources: object) -> Iterator[tuple[str, tuple[str, int]]]:
     for source in sources if isinstance(sources, list) else ():
-        host, _, port = str(source.get("data")).rpartition(":") if isinstance(source, dict) else ("", "", "")
-        if not port.isdigit():
-            raise CorruptError("the gateway names a worker without an address for bytes")
-        yield str(source.get("worker")), (host.strip("[]"), int(port))
+        if not isinstance(source, dict):
+            raise CorruptError("the gateway names no worker")
+        yield str(source.get("worker")), parse_addresses(str(source.get("data")))[0]
 
 
 async def _with_client(address: tuple[str, int], work: Callable[[BulkClient], T], deadline: Deadline) -> T:
@@ -136,8 +133,10 @@ def _fetch(client: BulkClient, request: dict[str, object], view: ViewSpec | None
     memory = _memory(max(source.nbytes, layout.nbytes, 1), sparse=view is not None)
     room = memoryview(memory)
     places = _places(manifest, layout, view)
-    for batch in _batches(list(places)):
-        _read(client, source, [(at, room[at : at + size]) for at, size in batch], [places[p] for p in batch], deadline)
+    client.read_into(source.source, [(at, room[at : at + size]) for at, size in places], deadline=deadline)
+    for (at, size), digest in places.items():
+        if digest is not None and hash_bytes(room[at : at + size]).hex() != digest:
+            raise CorruptError(f"the bytes at {at} are not those of their digest", offset=at, digest=digest)
     return Opened(
         manifest=manifest, layout=layout, parts=(memory,), starts=(0,), path="tcp", why="no worker on this host"
     )
@@ -182,33 +181,6 @@ def _extent(spec: TensorSpec, part: TensorView | None) -> tuple[int, int]:
         case (start, step, count):
             rows = (count - 1) * step + 1 if count else 0
             return start * row_bytes, rows * row_bytes
-
-
-def _batches(places: Sequence[tuple[int, int]]) -> Iterator[list[tuple[int, int]]]:
-    batch: list[tuple[int, int]] = []
-    size = 0
-    for place in places:
-        if batch and (len(batch) >= _READS_MAX or size + place[1] > _READ_BYTES_MAX):
-            yield batch
-            batch, size = [], 0
-        batch.append(place)
-        size += place[1]
-    if batch:
-        yield batch
-
-
-def _read(
-    client: BulkClient,
-    source: OpenedSource,
-    reads: list[tuple[int, memoryview]],
-    digests: list[str | None],
-    deadline: Deadline,
-) -> None:
-    wanted = any(digest is not None for digest in digests)
-    came = client.read_into(source.token, reads, digests=wanted, deadline=deadline)
-    for (offset, _), expected, found in zip(reads, digests, came, strict=True):
-        if expected is not None and found is not None and found.hex() != expected:
-            raise CorruptError(f"the bytes at {offset} are not those of their digest", offset=offset, digest=expected)
 
 
 def _send(

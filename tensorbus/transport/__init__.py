@@ -3,8 +3,11 @@
 Pure mechanics: it knows neither artifacts nor the log. Neighbours use what is re-exported here.
 """
 
+from tensorbus.transport._blocks import BlockTable, Span, cut
 from tensorbus.transport._bulk_client import BulkClient, OpenedSource
-from tensorbus.transport._bulk_server import BulkOwner, BulkServer, BulkSink, BulkSource
+from tensorbus.transport._bulk_fetch import Origin, Transfer, TransferReport, Ways, parse_addresses
+from tensorbus.transport._bulk_server import BulkServer
+from tensorbus.transport._bulk_talk import BulkOwner, BulkSink, BulkSource, SourceTables
 from tensorbus.transport._channel import Channel, PeerInfo, SocketChannel
 from tensorbus.transport._connection import Connection, Push, Reply
 from tensorbus.transport._copy import copy_and_hash, default_threads, hash_bytes
@@ -25,8 +28,10 @@ from tensorbus.transport._rendezvous import (
 from tensorbus.transport._segments import page_round
 from tensorbus.transport._serving import Handler, PeerSession, Request, serve, serve_listener
 from tensorbus.transport._sockets import Listener, connect_tcp, connect_unix, listen_tcp, listen_unix
+from tensorbus.transport._tls import TlsFiles
 
 __all__ = [
+    "BlockTable",
     "BulkClient",
     "BulkOwner",
     "BulkServer",
@@ -42,6 +47,7 @@ __all__ = [
     "LocalProtocolError",
     "MemoryChannel",
     "OpenedSource",
+    "Origin",
     "PeerInfo",
     "PeerSession",
     "PinWatch",
@@ -55,10 +61,17 @@ __all__ = [
     "Segment",
     "SegmentState",
     "SocketChannel",
+    "SourceTables",
+    "Span",
+    "TlsFiles",
+    "Transfer",
+    "TransferReport",
+    "Ways",
     "WorkerCard",
     "connect_tcp",
     "connect_unix",
     "copy_and_hash",
+    "cut",
     "default_threads",
     "encode",
     "hash_bytes",
@@ -71,6 +84,7 @@ __all__ = [
     "map_shared",
     "memory_pair",
     "page_round",
+    "parse_addresses",
     "populate",
     "remove_card",
     "run_dir",

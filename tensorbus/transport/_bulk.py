@@ -1,21 +1,20 @@
-"""What both ends of a bulk connection share: frames on blocking sockets, bodies streamed from and into memory."""
+"""What both ends of a bulk connection share: messages on blocking sockets, blocks sent from and taken into memory."""
 
 from __future__ import annotations
 
 import errno
 import socket
+import ssl
 import struct
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from typing import Final
 
-from tensorbus.errors import InvalidArgumentError, TensorbusError, UnavailableError
-from tensorbus.transport._frames import PREFIX_BYTES, RemoteProtocolError, decode_header, decode_prefix, encode_head
-from tensorbus.transport._segments import page_round
+from tensorbus.errors import DeniedError, TensorbusError, UnavailableError
+from tensorbus.transport._blocks import BLOCK_BYTES
+from tensorbus.transport._bulk_frames import BlockHead, Message, Parser, encode_block_head, encode_message
+from tensorbus.transport._tls import refused
 
-BULK_VERSION = 1
-CHUNK_BYTES = 4 << 20
-RANGES_MAX = 200_000
-VIEWS_MAX = 512
-
+_JOIN_BYTES: Final = 256 * 1024
 _TIMEVAL = struct.Struct("@ll")
 _LINGER = struct.Struct("@ii")
 
@@ -29,14 +28,20 @@ class StalledError(LostError):
 
 
 class Wire:
-    """Frames on a connected, blocking socket. One thread at a time uses it; :meth:`abort` may come from any.
+    """Messages on a connected, blocking socket. One thread at a time uses it; :meth:`abort` may come from any.
 
     Waiting is bounded by the kernel's own timeouts, so that a receive of many megabytes is one system call.
+
+    Args:
+        sock: Owned by the wire.
+        peer: Names the other side in errors.
+        header_bytes_max: The largest message accepted.
     """
 
-    def __init__(self, sock: socket.socket, *, peer: str) -> None:
+    def __init__(self, sock: socket.socket, *, peer: str, header_bytes_max: int) -> None:
         sock.settimeout(None)
         self._sock = sock
+        self._parser = Parser(header_bytes_max=header_bytes_max)
         self.peer = peer
 
     def set_timeout(self, seconds: float) -> None:
@@ -49,41 +54,52 @@ class Wire:
         except OSError as exc:
             raise self._translate(exc) from exc
 
-    def send_head(self, header: Mapping[str, object], *, body_bytes: int = 0) -> None:
-        """Send all of a frame but its body."""
-        self.send_bytes(memoryview(encode_head(header, body_bytes=body_bytes)))
+    def limit(self, header_bytes_max: int) -> None:
+        """Accept messages of up to that size from now on."""
+        self._parser.header_bytes_max = header_bytes_max
 
-    def send_bytes(self, data: memoryview) -> None:
-        try:
-            self._sock.sendall(data)
-        except OSError as exc:
-            raise self._translate(exc) from exc
+    def send(self, header: Mapping[str, object]) -> None:
+        """Send a message without bytes."""
+        self._send(memoryview(encode_message(header)))
 
-    def recv_head(self) -> tuple[dict[str, object], int]:
-        """The next frame's header, and how many bytes of body follow.
+    def send_block(self, head: BlockHead, views: Sequence[memoryview]) -> None:
+        """Send a block from the memory it lies in; small pieces are joined on the way."""
+        first = encode_block_head(head)
+        if head.nbytes < _JOIN_BYTES or head.nbytes < _JOIN_BYTES * len(views):
+            self._send(memoryview(b"".join((first, *views))))
+            return
+        self._send(memoryview(first), more=True)
+        for number, view in enumerate(views, 1):
+            self._send(view, more=number < len(views))
+
+    def recv(self) -> Message:
+        """The next message; if it is the head of a block, :meth:`recv_into` takes its bytes.
 
         Raises:
-            LostError: If the connection is gone; RemoteProtocolError: If the peer sent no frame.
+            LostError: If the connection is gone; RemoteProtocolError: If the peer sent no message.
         """
-        prefix = decode_prefix(self._recv_exactly(PREFIX_BYTES))
-        if prefix.fd_count:
-            raise RemoteProtocolError("descriptors do not travel over TCP")
-        return decode_header(prefix, self._recv_exactly(prefix.header_bytes)), prefix.body_bytes
+        while True:
+            data = bytearray(self._parser.wants)
+            self.recv_into([memoryview(data)] if data else [])
+            message = self._parser.take(data)
+            if message is not None:
+                return message
 
     def recv_into(self, views: Sequence[memoryview]) -> None:
-        """Fill up to :data:`VIEWS_MAX` views, none of them empty, with the next bytes of a body."""
+        """Fill the views, none of them empty and no more than a block has, with the next bytes."""
         todo = list(views)
         while todo:
-            try:
-                count = self._sock.recvmsg_into(todo, 0, socket.MSG_WAITALL)[0]
-            except OSError as exc:
-                raise self._translate(exc) from exc
+            count = self._recv_some(todo)
             if count == 0:
                 raise LostError(f"{self.peer} closed the connection within a transfer", peer=self.peer)
             while todo and count >= len(todo[0]):
                 count -= len(todo.pop(0))
             if count:
                 todo[0] = todo[0][count:]
+
+    def skip(self, nbytes: int) -> None:
+        """Take in a block's bytes and forget them."""
+        self.recv_into([memoryview(bytearray(min(nbytes, BLOCK_BYTES)))])
 
     def abort(self, *, at_once: bool = False) -> None:
         """Wake whoever waits on the connection and end it; the descriptor stays until :meth:`close`.
@@ -95,62 +111,57 @@ class Wire:
         try:
             if at_once:
                 self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _LINGER.pack(1, 0))
-            self._sock.shutdown(socket.SHUT_RDWR)
+            socket.socket.shutdown(self._sock, socket.SHUT_RDWR)  # that of a TLS socket is not for another thread
         except OSError:
             return  # it never was connected, or is not any more
 
     def close(self) -> None:
         self._sock.close()
 
-    def _recv_exactly(self, count: int) -> bytes:
-        data = bytearray(count)
-        if count:
-            self.recv_into([memoryview(data)])
-        return bytes(data)
+    def _send(self, data: memoryview, *, more: bool = False) -> None:
+        try:
+            self._sock.sendall(data, socket.MSG_MORE if more else 0)
+        except OSError as exc:
+            raise self._translate(exc) from exc
+
+    def _recv_some(self, views: list[memoryview]) -> int:
+        try:
+            return self._sock.recvmsg_into(views, 0, socket.MSG_WAITALL)[0]
+        except OSError as exc:
+            raise self._translate(exc) from exc
 
     def _translate(self, exc: OSError) -> TensorbusError:
-        if exc.errno in (errno.EAGAIN, errno.EWOULDBLOCK):
+        if exc.errno in (errno.EAGAIN, errno.EWOULDBLOCK) or isinstance(exc, TimeoutError):
             return StalledError(f"{self.peer} made no progress in time", peer=self.peer)
         return LostError(f"the connection to {self.peer} broke: {exc.strerror or exc}", peer=self.peer)
 
 
-def pieces(parts: Sequence[memoryview], offset: int, nbytes: int) -> list[memoryview]:
-    """The bytes of a range over parts that are laid end to end, each rounded up to whole pages.
+class TlsWire(Wire):
+    """The same over TLS, which knows neither many views at once nor the kernel's timeouts."""
 
-    What lies between the end of a part and its last page's end is given as zeros.
+    def __init__(self, sock: ssl.SSLSocket, *, peer: str, header_bytes_max: int) -> None:
+        super().__init__(sock, peer=peer, header_bytes_max=header_bytes_max)
+        self._tls = sock
 
-    Raises:
-        InvalidArgumentError: If the range is not within the parts.
-    """
-    found: list[memoryview] = []
-    start, end = 0, offset + nbytes
-    for index, part in enumerate(parts):
-        size = len(part) if index == len(parts) - 1 else page_round(len(part))
-        low, high = max(offset, start), min(end, start + size)
-        if low < high:
-            data = part[low - start : high - start]
-            found.append(data)
-            if len(data) < high - low:
-                found.append(memoryview(bytes(high - low - len(data))))
-        start += size
-    if offset < 0 or nbytes < 0 or end > start:
-        raise InvalidArgumentError(f"range {offset}+{nbytes} is not within {start} bytes")
-    return found
+    def set_timeout(self, seconds: float) -> None:
+        try:
+            self._tls.settimeout(max(0.001, seconds))
+        except OSError as exc:
+            raise self._translate(exc) from exc
 
+    def _translate(self, exc: OSError) -> TensorbusError:
+        if refused(exc):
+            return DeniedError(f"{self.peer} does not accept this process's certificate: {exc}")
+        return super()._translate(exc)
 
-def batches(views: Sequence[memoryview]) -> Iterator[list[tuple[int, memoryview]]]:
-    """The views cut and grouped for one system call each, with the index of the view that each piece is of."""
-    batch: list[tuple[int, memoryview]] = []
-    batch_bytes = 0
-    for index, view in enumerate(views):
-        start = 0
-        while start < len(view):
-            piece = view[start : start + CHUNK_BYTES - batch_bytes]
-            batch.append((index, piece))
-            batch_bytes += len(piece)
-            start += len(piece)
-            if batch_bytes == CHUNK_BYTES or len(batch) == VIEWS_MAX:
-                yield batch
-                batch, batch_bytes = [], 0
-    if batch:
-        yield batch
+    def _send(self, data: memoryview, *, more: bool = False) -> None:
+        try:
+            self._tls.sendall(data)
+        except (OSError, ValueError) as exc:
+            raise self._translate(exc if isinstance(exc, OSError) else OSError(str(exc))) from exc
+
+    def _recv_some(self, views: list[memoryview]) -> int:
+        try:
+            return self._tls.recv_into(views[0])
+        except (OSError, ValueError) as exc:
+            raise self._translate(exc if isinstance(exc, OSError) else OSError(str(exc))) from exc

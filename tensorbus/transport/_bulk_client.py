@@ -1,37 +1,68 @@
-"""Reading from and putting to a :class:`BulkServer` over one connection, from the caller's thread."""
+"""One connection to a :class:`BulkServer`, used from the caller's thread."""
 
 # ruff: noqa: SLF001 - a client and its exchanges are one unit
 from __future__ import annotations
 
-import queue
 import socket
+import ssl
 import threading
-from collections.abc import Mapping, Sequence
+from bisect import bisect_right
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NoReturn, Self
-
-from blake3 import blake3
+from itertools import accumulate
+from typing import Final, NoReturn, Self
 
 from tensorbus.clock import Deadline
-from tensorbus.errors import TensorbusError, UnavailableError, from_wire
-from tensorbus.transport._bulk import BULK_VERSION, CHUNK_BYTES, LostError, StalledError, Wire, batches
+from tensorbus.errors import CorruptError, TensorbusError, UnavailableError, from_wire
+from tensorbus.transport._blocks import Span, block_bytes, checksum, cut
+from tensorbus.transport._bulk import LostError, StalledError, TlsWire, Wire
+from tensorbus.transport._bulk_frames import BULK_VERSION, HEADER_BYTES_MAX, BlockHead, Message
 from tensorbus.transport._frames import RemoteProtocolError
 from tensorbus.transport._sockets import translate, tune
+from tensorbus.transport._tls import shake_hands
 
-_HASH_INLINE_BYTES = 1 << 20
-_HASH_AHEAD = 4
-STALL_S = 30.0
+STALL_S: Final = 10.0
+"""A peer that neither sends nor takes a byte for so long is given up."""
+_READ_BLOCKS_MAX: Final = 8
+_DAY_S: Final = 24 * 3600.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpenedSource:
-    """A source that the server lends until it is closed or the connection ends."""
+    """A source that the server lends until it is closed or the connection ends.
 
-    token: str
+    Attributes:
+        source: Its number on this connection.
+        nbytes: Length of its memory, of which its blocks are a part.
+        tables: Names its manifest and layout: two sources with the same have the same blocks.
+        manifest: As JSON; empty where it was not asked for.
+        layout: As JSON; empty where it was not asked for.
+    """
+
+    source: int
     nbytes: int
     generation: int
+    tables: str
     manifest: str
     layout: str
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """A block that is to come, and the memory it goes to."""
+
+    index: int
+    views: Sequence[memoryview]
+    nbytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Came:
+    """A block that came; ``checksum`` is what the source says, ``right`` whether these bytes have it."""
+
+    index: int
+    checksum: int | None
+    right: bool
 
 
 class BulkClient:
@@ -45,25 +76,33 @@ class BulkClient:
         self._wire = wire
         self._lock = threading.RLock()
         self._closed = False
+        self._requests = 0
 
     @classmethod
-    def connect(cls, host: str, port: int, *, deadline: Deadline) -> Self:
+    def connect(
+        cls,
+        host: str,
+        port: int,
+        *,
+        deadline: Deadline,
+        local: str | None = None,
+        tls: ssl.SSLContext | None = None,
+    ) -> Self:
         """Connect and greet.
+
+        Args:
+            local: The address of this machine to connect from; any when ``None``.
+            tls: With what to speak TLS; plain when ``None``.
 
         Raises:
             UnavailableError: If nobody answers; CorruptError: If it is no bulk server; DeadlineExceededError.
+            DeniedError: If the server asks for TLS and this side does not, or the other way round.
         """
-        try:
-            sock = socket.create_connection((host, port), timeout=deadline.left())
-        except TimeoutError as exc:
-            raise deadline.error() from exc
-        except OSError as exc:
-            raise translate(exc, f"nobody answers at {host}:{port}") from exc
-        tune(sock)
-        client = cls(Wire(sock, peer=f"{host}:{port}"))
+        wire = _dial(host, port, deadline=deadline, local=local, tls=tls)
+        client = cls(wire)
         try:
             with _Exchange(client, deadline):
-                client._wire.send_head({"t": "hello", "version": BULK_VERSION})
+                wire.send({"t": "hello", "version": BULK_VERSION})
                 client._expect("hello")
         except BaseException:
             client.close()
@@ -74,57 +113,100 @@ class BulkClient:
     def closed(self) -> bool:
         return self._closed
 
-    def open(self, request: Mapping[str, object], *, deadline: Deadline) -> OpenedSource:
+    @property
+    def peer(self) -> str:
+        """``host:port`` of the server."""
+        return self._wire.peer
+
+    def open(self, request: Mapping[str, object], *, tables: bool = True, deadline: Deadline) -> OpenedSource:
         """Ask for a source; ``request`` goes to the server's owner as it is.
+
+        Args:
+            tables: Whether manifest and layout should come.
 
         Raises:
             TensorbusError: What the owner raised.
         """
         with _Exchange(self, deadline):
-            self._wire.send_head({**request, "t": "open"})
+            self._wire.send({**request, "t": "open", "tables": tables})
             header = self._expect("opened")
             match header:
-                case {"token": str(token), "nbytes": int(nbytes), "generation": int(generation)}:
+                case {
+                    "source": int(source),
+                    "nbytes": int(nbytes),
+                    "generation": int(generation),
+                    "tables": str(named),
+                }:
                     manifest, layout = str(header.get("manifest", "")), str(header.get("layout", ""))
                     return OpenedSource(
-                        token=token, nbytes=nbytes, generation=generation, manifest=manifest, layout=layout
+                        source=source,
+                        nbytes=nbytes,
+                        generation=generation,
+                        tables=named,
+                        manifest=manifest,
+                        layout=layout,
                     )
-            raise RemoteProtocolError(f"{self._wire.peer} opened a source without its token or size")
+            raise RemoteProtocolError(f"{self._wire.peer} opened a source without its number or size")
 
-    def read_into(
-        self, token: str, reads: Sequence[tuple[int, memoryview]], *, digests: bool = False, deadline: Deadline
-    ) -> list[bytes | None]:
-        """Fill each memory from the source. On any error their content is undefined.
+    def ask_blocks(self, source: int, first: int, count: int, *, sums: bool, deadline: Deadline) -> int:
+        """Ask for a source's blocks ``[first, first + count)``; gives the number of the request."""
+        return self._ask({"source": source, "blocks": [first, count], "sums": sums}, deadline)
 
-        Args:
-            token: Of a source opened on this connection.
-            reads: Pairs of an offset in the source and the contiguous bytes to fill from there.
-            digests: Whether to take the BLAKE3 of each, while receiving.
-            deadline: For the whole transfer.
+    def ask_spans(self, source: int, spans: Sequence[Span], *, sums: bool, deadline: Deadline) -> int:
+        """Ask for spans of a source, which come cut into blocks; gives the number of the request."""
+        return self._ask({"source": source, "spans": [list(span) for span in spans], "sums": sums}, deadline)
 
-        Returns:
-            Per read the 32 bytes of BLAKE3 of what was received, or ``None`` without ``digests``. The caller compares.
+    def receive(self, request: int, blocks: Sequence[Wanted], *, sums: bool, deadline: Deadline) -> Iterator[Came]:
+        """Take in the oldest request's answer.
+
+        Each block is given once its source has vouched for it, by what it sent after it: not before were its bytes
+        known to be the source's until they had left. On an error the content of the memory is undefined.
 
         Raises:
             FencedError: If the source's memory was given to another use; UnavailableError: If the peer is gone.
-            InvalidArgumentError: If a range is not within the source; NotFoundError: If the token is not open.
+            InvalidArgumentError: If a span is not within the source; NotFoundError: If it is not open.
         """
-        views = [view.cast("B") if view.nbytes else memoryview(bytearray()) for _, view in reads]
-        ranges = [[offset, len(view)] for (offset, _), view in zip(reads, views, strict=True)]
-        with _Exchange(self, deadline) as exchange, _Hashing(len(views), wanted=digests) as hashing:
-            self._wire.send_head({"t": "read", "token": token, "ranges": ranges})
-            self._expect("data", body_bytes=sum(len(view) for view in views))
-            for batch in batches(views):
+        with _Exchange(self, deadline) as exchange:
+            before: Came | None = None
+            for wanted in blocks:
+                head = self._head()
+                if (head.request, head.index, head.nbytes) != (request, wanted.index, wanted.nbytes):
+                    raise RemoteProtocolError(f"block {wanted.index} of {wanted.nbytes} was expected, not {head}")
+                if sums and head.checksum is None:
+                    raise RemoteProtocolError(f"{self._wire.peer} sent a block without the checksum asked for")
+                if before is not None:
+                    yield before
                 exchange.bound()
-                self._wire.recv_into([piece for _, piece in batch])
-                hashing.add(batch)
+                self._wire.recv_into(wanted.views)
+                right = not sums or checksum(wanted.views) == head.checksum
+                before = Came(wanted.index, head.checksum, right)
             self._expect("end")
-            return hashing.results()
+            if before is not None:
+                yield before
 
-    def close_source(self, token: str, *, deadline: Deadline) -> None:
+    def read_into(self, source: int, reads: Sequence[tuple[int, memoryview]], *, deadline: Deadline) -> None:
+        """Fill each memory from the source, over this connection alone. On any error their content is undefined.
+
+        Args:
+            source: Opened on this connection.
+            reads: Pairs of an offset in the source and the contiguous bytes to fill from there.
+            deadline: For the whole transfer.
+
+        Raises:
+            CorruptError: If other bytes came than were sent; else as :meth:`receive`.
+        """
+        places = [(offset, view.cast("B")) for offset, view in reads if view.nbytes]
+        for blocks, spans in _requests(places):
+            request = self.ask_spans(source, spans, sums=True, deadline=deadline)
+            came = list(self.receive(request, blocks, sums=True, deadline=deadline))
+            if not all(block.right for block in came):
+                self.close()
+                raise CorruptError(f"bytes changed on their way from {self._wire.peer}")
+
+    def close_source(self, source: int, *, deadline: Deadline) -> None:
         """Give a source back before the connection ends."""
         with _Exchange(self, deadline):
-            self._wire.send_head({"t": "close", "token": token})
+            self._wire.send({"t": "close", "source": source})
             self._expect("closed")
 
     def put(
@@ -148,40 +230,59 @@ class BulkClient:
 
         Raises:
             TensorbusError: What the owner raised.
+            CorruptError: If bytes changed on their way; nothing was committed then.
         """
         views = [part.cast("B") for part in parts if part.nbytes]
-        nbytes = sum(len(view) for view in views)
         with _Exchange(self, deadline) as exchange:
-            self._wire.send_head({**request, "t": "put", "nbytes": nbytes})
+            self._wire.send({**request, "t": "put", "nbytes": sum(len(view) for view in views)})
             self._expect("ready")
-            self._wire.send_head({"t": "data"}, body_bytes=nbytes)
-            for view in views:
-                for start in range(0, len(view), CHUNK_BYTES):
-                    exchange.bound()
-                    self._wire.send_bytes(view[start : start + CHUNK_BYTES])
+            for index, block in enumerate(_in_blocks(views)):
+                exchange.bound()
+                nbytes = sum(len(view) for view in block)
+                self._wire.send_block(BlockHead(request=0, index=index, nbytes=nbytes, checksum=checksum(block)), block)
             exchange.bound()
-            self._wire.send_head({**(commit or {}), "t": "commit"})
+            self._wire.send({**(commit or {}), "t": "commit"})
             exchange.bound(whole=True)  # the owner may have much to do before it answers
             data = self._expect("committed").get("data")
             if not isinstance(data, dict):
                 raise RemoteProtocolError(f"{self._wire.peer} committed without an answer")
             return data
 
-    def close(self) -> None:
-        """End the connection; a call that runs in another thread fails with UnavailableError. Safe to repeat."""
+    def interrupt(self) -> None:
+        """End the connection at once; a call that runs in another thread fails. Does not wait for it."""
         self._closed = True
         self._wire.abort(at_once=True)
+
+    def close(self) -> None:
+        """End the connection; a call that runs in another thread fails with UnavailableError. Safe to repeat."""
+        self.interrupt()
         with self._lock:
             self._wire.close()
 
-    def _expect(self, kind: str, *, body_bytes: int = 0) -> dict[str, object]:
-        header, got = self._wire.recv_head()
-        if header.get("t") == "error" and got == 0:
-            error = header.get("error")
+    def _ask(self, header: Mapping[str, object], deadline: Deadline) -> int:
+        with _Exchange(self, deadline):
+            self._requests += 1
+            self._wire.send({**header, "t": "read", "request": self._requests})
+            return self._requests
+
+    def _expect(self, kind: str) -> Mapping[str, object]:
+        message = self._message()
+        if isinstance(message, BlockHead) or message.get("t") != kind:
+            raise RemoteProtocolError(f"{self._wire.peer} was to say {kind!r}, not {message!r:.200}")
+        return message
+
+    def _head(self) -> BlockHead:
+        message = self._message()
+        if not isinstance(message, BlockHead):
+            raise RemoteProtocolError(f"{self._wire.peer} was to send a block, not {message!r:.200}")
+        return message
+
+    def _message(self) -> Message:
+        message = self._wire.recv()
+        if not isinstance(message, BlockHead) and message.get("t") == "error":
+            error = message.get("error")
             raise _AnswerError(from_wire(error if isinstance(error, dict) else {}))
-        if header.get("t") != kind or got != body_bytes:
-            raise RemoteProtocolError(f"{kind!r} of {body_bytes} bytes was expected, not {header.get('t')!r} of {got}")
-        return header
+        return message
 
 
 class _AnswerError(Exception):
@@ -204,14 +305,14 @@ class _Exchange:
         left = self._deadline.left()
         if left is not None and left <= 0:
             raise self._deadline.error()
-        limit = STALL_S if not whole else left if left is not None else 24 * 3600.0
+        limit = STALL_S if not whole else left if left is not None else _DAY_S
         self._client._wire.set_timeout(limit if left is None else min(limit, left))
 
     def __enter__(self) -> Self:
         self._client._lock.acquire()
         try:
             if self._client.closed:
-                raise UnavailableError(f"the connection to {self._client._wire.peer} is closed")
+                raise UnavailableError(f"the connection to {self._client.peer} is closed")
             self.bound()
         except BaseException:
             self._client._lock.release()
@@ -233,54 +334,61 @@ class _Exchange:
 
     def _explain(self, exc: LostError, *, closed_here: bool) -> NoReturn:
         if closed_here:
-            raise UnavailableError(f"the connection to {self._client._wire.peer} was closed here") from exc
+            raise UnavailableError(f"the connection to {self._client.peer} was closed here") from exc
         if isinstance(exc, StalledError) and self._deadline.left() == 0:
             raise self._deadline.error() from exc
         raise exc
 
 
-class _Hashing:
-    """Digests of what arrives, taken by a thread beside the receiving one once there is enough of it."""
+def _dial(host: str, port: int, *, deadline: Deadline, local: str | None, tls: ssl.SSLContext | None) -> Wire:
+    peer = f"{host}:{port}"
+    source = None if local is None else (local, 0)
+    try:
+        sock: socket.socket = socket.create_connection((host, port), timeout=deadline.left(), source_address=source)
+    except TimeoutError as exc:
+        raise deadline.error() from exc
+    except OSError as exc:
+        raise translate(exc, f"nobody answers at {peer}") from exc
+    try:
+        tune(sock)
+        if tls is None:
+            return Wire(sock, peer=peer, header_bytes_max=HEADER_BYTES_MAX)
+        sock = secured = tls.wrap_socket(sock, do_handshake_on_connect=False)
+        shake_hands(secured)
+        return TlsWire(secured, peer=peer, header_bytes_max=HEADER_BYTES_MAX)
+    except OSError as exc:
+        sock.close()
+        raise translate(exc, f"{peer} went away") from exc
+    except BaseException:
+        sock.close()
+        raise
 
-    def __init__(self, count: int, *, wanted: bool) -> None:
-        self._results: list[bytes | None] = [None] * count
-        self._hashers = [blake3() for _ in range(count)] if wanted else []
-        self._todo: queue.Queue[list[tuple[int, memoryview]] | None] = queue.Queue(maxsize=_HASH_AHEAD)
-        self._thread: threading.Thread | None = None
 
-    def __enter__(self) -> Self:
-        return self
+def _requests(places: Sequence[tuple[int, memoryview]]) -> Iterator[tuple[list[Wanted], list[Span]]]:
+    """Places to fill as requests of a few blocks each: the blocks that will come, and the spans to ask for."""
+    blocks: list[Wanted] = []
+    spans: list[Span] = []
+    todo = cut((offset, len(view)) for offset, view in places)
+    rest = iter(places)
+    _, view = next(rest, (0, memoryview(b"")))
+    for block in todo:
+        views: list[memoryview] = []
+        for _, nbytes in block:
+            if not len(view):
+                _, view = next(rest)
+            views.append(view[:nbytes])
+            view = view[nbytes:]
+        blocks.append(Wanted(len(blocks), views, block_bytes(block)))
+        spans += block
+        if len(blocks) == _READ_BLOCKS_MAX or block is todo[-1]:
+            yield blocks, spans
+            blocks, spans = [], []
 
-    def __exit__(self, *exc: object) -> None:
-        self._join()
 
-    def add(self, batch: list[tuple[int, memoryview]]) -> None:
-        if not self._hashers:
-            return
-        if self._thread is None and sum(len(piece) for _, piece in batch) < _HASH_INLINE_BYTES:
-            self._update(batch)
-            return
-        if self._thread is None:
-            self._thread = threading.Thread(target=self._run, name="hash", daemon=True)
-            self._thread.start()
-        self._todo.put(batch)
-
-    def results(self) -> list[bytes | None]:
-        self._join()
-        for number, hasher in enumerate(self._hashers):
-            self._results[number] = hasher.digest()
-        return self._results
-
-    def _run(self) -> None:
-        for batch in iter(self._todo.get, None):
-            self._update(batch)
-
-    def _update(self, batch: list[tuple[int, memoryview]]) -> None:
-        for number, piece in batch:
-            self._hashers[number].update(piece)
-
-    def _join(self) -> None:
-        if self._thread is not None:
-            self._todo.put(None)
-            self._thread.join()
-            self._thread = None
+def _in_blocks(views: Sequence[memoryview]) -> Iterator[list[memoryview]]:
+    """Parts that follow each other, cut and joined into blocks."""
+    starts = [0, *accumulate(len(view) for view in views)]
+    for block in cut((start, len(view)) for start, view in zip(starts, views, strict=False)):
+        yield [
+            views[at := bisect_right(starts, offset) - 1][offset - starts[at] :][:nbytes] for offset, nbytes in block
+        ]

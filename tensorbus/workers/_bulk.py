@@ -8,9 +8,10 @@ from collections.abc import Coroutine, Mapping
 from contextlib import ExitStack
 from typing import Any, TypeVar
 
+from tensorbus.clock import Deadline
 from tensorbus.errors import CorruptError, InvalidArgumentError, NotFoundError
 from tensorbus.ids import ArtifactId
-from tensorbus.lifecycle import rules
+from tensorbus.lifecycle import Artifact, rules
 from tensorbus.model import Layout, Manifest
 from tensorbus.projections import artifact_info
 from tensorbus.transport import BulkServer, BulkSink, BulkSource, Pool, Segment
@@ -36,8 +37,8 @@ class BulkSide:
         self._server: BulkServer | None = None
 
     def start(self, host: str, port: int) -> str:
-        """Listen; gives ``host:port``."""
-        self._server = BulkServer(host, port, self, ids=self._core.ids)
+        """Listen; gives ``host:port``, with commas for several hosts."""
+        self._server = BulkServer(host, port, self)
         return self._server.address
 
     def close(self) -> None:
@@ -69,22 +70,31 @@ class BulkSide:
 
     async def _lend(self, request: Mapping[str, object]) -> BulkSource:
         asked = ask.parse(ask.BulkOpen, dict(request), op="open")
-        record = rules.resolve(self._core.state, tenant=asked.tenant, ref=asked.artifact, by="id")
+        record = await self._resolved(asked)
         held = self._store.get(asked.tenant, record.artifact)
         if held is None:
             raise NotFoundError(
                 f"worker {self._core.me.worker} does not hold artifact {record.artifact!r}", artifact=record.artifact
             )
+        tables = await held.tables()
         stack = ExitStack()
         return BulkSource(
-            manifest=held.manifest.to_json(),
-            layout=held.layout.to_json(),
+            tables=tables,
             nbytes=held.nbytes,
             parts=stack.enter_context(held.reading()),
             generation=held.parts[0].generation,
             valid=lambda: held.valid and self._store.get(*held.where) is held,
             release=stack.close,
         )
+
+    async def _resolved(self, asked: ask.BulkOpen) -> Artifact:
+        deadline = Deadline(ASK_S / 2, what=f"looking for {asked.artifact}")
+        while True:
+            try:
+                return rules.resolve(self._core.state, tenant=asked.tenant, ref=asked.artifact, by="id")
+            except NotFoundError:
+                if not await self._core.may_come(deadline):
+                    raise
 
     async def _commit(
         self, tenant: str, segment: Segment, fields: Mapping[str, object], handed_in: list[Segment]

@@ -6,6 +6,7 @@ import asyncio
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TypeVar
 
 from tensorbus.clock import Deadline
 from tensorbus.errors import (
@@ -21,17 +22,18 @@ from tensorbus.errors import (
 from tensorbus.ids import ArtifactId
 from tensorbus.lifecycle import Artifact, Session, rules
 from tensorbus.model import Layout, Manifest
-from tensorbus.transport import BulkClient, Pool, Segment
+from tensorbus.transport import BlockTable, Origin, Pool, Segment, Transfer, Ways, parse_addresses
 from tensorbus.workers._core import Core
 from tensorbus.workers._directory_ops import sources_of
 from tensorbus.workers._puts import Puts, known_outcome
-from tensorbus.workers._store import Held, Store, Where
+from tensorbus.workers._store import Held, Store, Where, spans_of
 
 log = logging.getLogger("tensorbus.workers")
 
+T = TypeVar("T")
+
 CONNECT_S = 5.0
 FETCH_S = 3600.0
-READS_MAX = 50_000
 CATCH_UP_S = 2.0
 LET_GO_S = 2.0
 LET_GO_LOOK_S = 0.005
@@ -51,7 +53,8 @@ HERE = How("shm", "held by the worker of this host")
 class Fetches:
     """All transfers into this worker. A transfer belongs to the worker; who waits for it may give up."""
 
-    def __init__(self, core: Core, pool: Pool, store: Store, puts: Puts) -> None:
+    def __init__(self, core: Core, pool: Pool, store: Store, puts: Puts, ways: Ways | None = None) -> None:
+        self._ways = ways or Ways()
         self._core = core
         self._pool = pool
         self._store = store
@@ -111,23 +114,23 @@ class Fetches:
     async def _from(self, source: Session, record: Artifact) -> Held:
         """Copy the bytes of one source into a segment of our own, and check them."""
         deadline = Deadline(FETCH_S, what=f"fetching {record.artifact}")
-        host, _, port = source.data.rpartition(":")
+        origin = _origin(source, record)
         connecting = Deadline(CONNECT_S, what=f"connecting to worker {source.worker}")
-        client = await asyncio.to_thread(BulkClient.connect, host.strip("[]"), int(port), deadline=connecting)
+        client = await asyncio.to_thread(self._ways.connect, origin.addresses[0], 0, deadline=connecting)
         segment: Segment | None = None
         try:
-            asked = {"tenant": record.tenant, "artifact": record.artifact}
-            opened = await asyncio.to_thread(client.open, asked, deadline=deadline)
+            opened = await asyncio.to_thread(client.open, origin.request, deadline=deadline)
             manifest = Manifest.from_json(opened.manifest)
             layout = Layout.from_json(opened.layout, manifest)
             if record.digest is not None and manifest.digested and manifest.content_id() != record.digest:
                 raise CorruptError(f"worker {source.worker} has another manifest for {record.artifact!r}")
             segment = await self._room(layout.nbytes, record.tenant)
             segment.label = record.artifact
-            copy = _Copy(client, opened.token, manifest, layout, segment)
-            await _in_thread(client, lambda: copy.run(deadline))
+            table = BlockTable(spans_of(manifest, layout))
+            transfer = Transfer(table.blocks, segment.view, tables=opened.tables, ways=self._ways, learn=table.learn)
+            await _in_thread(transfer, lambda: transfer.run([origin], opened=(client, opened), deadline=deadline))
             segment.seal()
-            return Held(record.tenant, record.artifact, (segment,), layout, manifest)
+            return Held(record.tenant, record.artifact, (segment,), layout, manifest, blocks=table)
         except BaseException:
             if segment is not None:
                 segment.release()
@@ -161,39 +164,18 @@ class Fetches:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class _Copy:
-    """A transfer of every tensor from an opened source into a segment, each checked against its digest."""
-
-    client: BulkClient
-    token: str
-    manifest: Manifest
-    layout: Layout
-    segment: Segment
-
-    def run(self, deadline: Deadline) -> None:
-        """Blocks.
-
-        Raises:
-            CorruptError: If what came is not what its digest says.
-        """
-        places = {offset: spec for spec, offset in zip(self.manifest, self.layout.offsets, strict=True) if spec.nbytes}
-        reads = [(offset, self.segment.view[offset : offset + spec.nbytes]) for offset, spec in places.items()]
-        for start in range(0, len(reads), READS_MAX):
-            batch = reads[start : start + READS_MAX]
-            digests = self.client.read_into(self.token, batch, digests=self.manifest.digested, deadline=deadline)
-            for (offset, _), digest in zip(batch, digests, strict=True):
-                if digest is not None and digest.hex() != places[offset].digest:
-                    raise CorruptError(f"tensor {places[offset].name[:80]!r} came with bytes that are not its digest's")
+def _origin(source: Session, record: Artifact) -> Origin:
+    request = {"tenant": record.tenant, "artifact": record.artifact}
+    return Origin(name=source.worker, addresses=parse_addresses(source.data), request=request)
 
 
-async def _in_thread(client: BulkClient, work: Callable[[], None]) -> None:
-    """Run a blocking transfer; cancelling closes its socket, so that the thread ends before its memory goes."""
+async def _in_thread(transfer: Transfer, work: Callable[[], T]) -> T:
+    """Run a blocking transfer; cancelling ends it, so that no thread touches its memory before that goes."""
     task = asyncio.ensure_future(asyncio.to_thread(work))
     try:
-        await asyncio.shield(task)
+        return await asyncio.shield(task)
     except asyncio.CancelledError:
-        client.close()
+        transfer.cancel()
         await asyncio.gather(task, return_exceptions=True)
         raise
 

@@ -6,13 +6,20 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 
+from blake3 import blake3
+
 from tensorbus.events import Tier
 from tensorbus.ids import ArtifactId, LeaseId
 from tensorbus.model import Layout, Manifest
-from tensorbus.transport import Segment, page_round
+from tensorbus.transport import BlockTable, Segment, SourceTables, Span, page_round
 from tensorbus.workers._core import manifest_body, off_loop
 
 Where = tuple[str, ArtifactId]
+
+
+def spans_of(manifest: Manifest, layout: Layout) -> list[Span]:
+    """Where the tensors' bytes lie, in the manifest's order."""
+    return [(offset, spec.nbytes) for spec, offset in zip(manifest, layout.offsets, strict=True)]
 
 
 @dataclass(eq=False, slots=True)
@@ -24,6 +31,7 @@ class Held:
         lease: The caller's lease that it stands and falls with, or ``None`` if the worker owns the bytes.
         life: The sequence at which the artifact's life began whose bytes these are; an id may come back after its end.
         joined: Whether another put of the same bytes was answered with these: they are no longer the first one's alone.
+        blocks: The pieces in which it travels, with their checksums as far as they are known; made when needed.
         settling: Whether the log lost its tail, and it is not yet known again of which life these are the bytes.
     """
 
@@ -37,6 +45,8 @@ class Held:
     life: int = 0
     joined: bool = False
     settling: bool = False
+    blocks: BlockTable | None = None
+    _tables: tuple[Manifest, SourceTables] | None = None
     _json: tuple[Manifest, bytes] | None = None
 
     async def manifest_json(self) -> bytes:
@@ -46,6 +56,22 @@ class Held:
             manifest = self.manifest
             known = self._json = (manifest, await off_loop(manifest_body, manifest, weight=len(manifest)))
         return known[1]
+
+    async def tables(self) -> SourceTables:
+        """What a reader on another host needs to know, made once."""
+        known = self._tables
+        if known is None or known[0] is not self.manifest:
+            manifest = self.manifest
+            known = self._tables = (manifest, await off_loop(self._make_tables, manifest, weight=len(manifest)))
+            self.blocks = known[1].blocks
+        return known[1]
+
+    def _make_tables(self, manifest: Manifest) -> SourceTables:
+        layout = self.layout.to_json()
+        blocks = self.blocks or BlockTable(spans_of(manifest, self.layout))
+        # Whoever has this artifact has these tensors, so that the layout alone tells where they lie.
+        name = blake3(layout.encode()).hexdigest(length=16)
+        return SourceTables(manifest=manifest.to_json(), layout=layout, name=name, blocks=blocks)
 
     @property
     def where(self) -> Where:

@@ -297,7 +297,7 @@ async def test_a_reader_that_dies_within_a_transfer_leaves_nothing_open(start_wo
             )
             reading = asyncio.create_task(
                 asyncio.to_thread(
-                    client.read_into, opened.token, [(0, memoryview(bytearray(32 * MIB)))], deadline=Deadline(10)
+                    client.read_into, opened.source, [(0, memoryview(bytearray(32 * MIB)))], deadline=Deadline(10)
                 )
             )
             await asyncio.sleep(0.003)
