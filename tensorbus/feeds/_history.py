@@ -30,7 +30,8 @@ class History:
 
     Args:
         archive: Where purged facts are; ``None`` if there is no archive.
-        look_s: How often to look whether a purge overtakes the reading; well below the purges' delay.
+        look_s: How often to look whether a purge overtakes the reading; at most a quarter of the purges' delay. What is
+            handed out is younger than twice that.
         on_restart: Called when the log may have become another one, before anything comes of it.
     """
 
@@ -42,6 +43,7 @@ class History:
         self._look_s = look_s
         self._on_restart = on_restart
         self._restarts = 0
+        self._looked_at = 0.0
 
     def _note_restart(self) -> None:
         self._restarts += 1
@@ -58,7 +60,7 @@ class History:
         """
         position = after
         while True:
-            if (purged := await self._purged()) > position:
+            while (purged := await self._purged()) > position:  # the next one may go while the archive is read
                 async with aclosing(self._archived(position, purged)) as old:
                     async for batch in old:
                         yield batch
@@ -72,6 +74,7 @@ class History:
         def ask() -> Coroutine[Any, Any, Announced]:
             return newest_purge(self._bus, deadline=Deadline(LOOK_S, what="looking for purges"))
 
+        self._looked_at = asyncio.get_running_loop().time()  # what is announced later is not in the answer
         return (await insist(ask)).upto
 
     async def _live(self, position: int) -> AsyncGenerator[list[Message]]:
@@ -79,18 +82,17 @@ class History:
         read ahead before that may be of a part that the log lost."""
         queue: asyncio.Queue[list[Message] | Exception] = asyncio.Queue(AHEAD_MAX)
         loop = asyncio.get_running_loop()
-        look_at, restarts = loop.time() + self._look_s, self._restarts
+        restarts = self._restarts
         with self._bus.on_lost(self._note_restart):
             reading = asyncio.create_task(self._read(position, queue), name="history")
             try:
                 while self._restarts == restarts:
-                    if loop.time() >= look_at:
-                        if (purged := await self._purged()) > position:
-                            log.info("a purge overtakes a reading: upto=%d position=%d", purged, position)
-                            return
-                        look_at = loop.time() + self._look_s
+                    due = loop.time() >= self._looked_at + self._look_s
+                    if due and (purged := await self._purged()) > position:
+                        log.info("a purge overtakes a reading: upto=%d position=%d", purged, position)
+                        return
                     with contextlib.suppress(TimeoutError):
-                        async with asyncio.timeout_at(look_at):
+                        async with asyncio.timeout_at(self._looked_at + 2 * self._look_s):
                             first = await queue.get()
                         if self._restarts != restarts:
                             return

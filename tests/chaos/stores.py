@@ -72,5 +72,6 @@ async def whole(place: Place, *stores: str, at_least: int) -> None:
             assert position >= at_least, f"{name} lags"
             assert first == 0
             anew = place.home / f"{name}-anew.duckdb"
-            assert await projected(anew, bus, archive, upto=position) == told, f"{name} has other rows"
+            replayed = await projected(anew, bus, archive, upto=position)
+            assert told.split("; ") == replayed.split("; "), f"{name} has other rows than a full replay"
             anew.unlink()
