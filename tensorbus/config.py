@@ -41,6 +41,14 @@ class LogLevel(StrEnum):
     ERROR = "error"
 
 
+class Verify(StrEnum):
+    """How bytes that come from another host are checked."""
+
+    OFF = "off"
+    BLOCKS = "blocks"
+    DIGESTS = "digests"
+
+
 def parse_size(value: object) -> object:
     """``"4GiB"``, ``"512 MB"`` or ``"1024"`` as bytes; what is no text passes through."""
     if not isinstance(value, str):
@@ -181,8 +189,31 @@ class Settings(BaseModel):
     timeout_s: Annotated[float, Field(gt=0, le=86400, allow_inf_nan=False)] = Field(
         30.0, description="Seconds that a call may take when it names no timeout; over 0, at most 86400."
     )
-    data_host: str = Field("127.0.0.1", min_length=1, description="Address where other workers read bytes.")
+    data_host: str = Field(
+        "127.0.0.1",
+        min_length=1,
+        description="Address where other workers read bytes; several with commas, and transfers use them side by side.",
+    )
     data_port: Port = Field(0, description="Port where other workers read bytes; 0 to 65535, 0 takes a free one.")
+    data_connections: Annotated[int, Field(ge=1, le=64)] = Field(
+        4, description="Connections that one transfer of bytes from other hosts uses at most; 1 to 64."
+    )
+    data_verify: Verify = Field(
+        Verify.BLOCKS,
+        description="How bytes from other hosts are checked: off, blocks (a checksum of each 4 MiB, against changes on "
+        "the way) or digests (also the BLAKE3 of each tensor, against changes at the source).",
+    )
+    data_tls_cert: Annotated[Path, AfterValidator(_absolute)] | None = Field(
+        None,
+        description="This process's certificate (PEM) for bytes between hosts; needs data_tls_key and data_tls_ca. "
+        "With it they go over TLS only.",
+    )
+    data_tls_key: Annotated[Path, AfterValidator(_absolute)] | None = Field(
+        None, description="Private key (PEM) of data_tls_cert."
+    )
+    data_tls_ca: Annotated[Path, AfterValidator(_absolute)] | None = Field(
+        None, description="Certificates (PEM) of the cluster's own authority: whom it vouches for may move bytes."
+    )
     gateway_host: str = Field("127.0.0.1", min_length=1, description="Address where callers without a worker connect.")
     gateway_port: Port = Field(
         0, description="Port where callers without a worker connect; 0 to 65535, 0 takes a free one."
@@ -226,6 +257,8 @@ class Settings(BaseModel):
             raise ValueError("nats_creds and nats_nkey_seed are two ways to say the same; name one")
         if (self.nats_tls_cert is None) != (self.nats_tls_key is None):
             raise ValueError("nats_tls_cert and nats_tls_key go together")
+        if len({self.data_tls_cert is None, self.data_tls_key is None, self.data_tls_ca is None}) == 2:
+            raise ValueError("data_tls_cert, data_tls_key and data_tls_ca go together")
         if self.reserve_bytes > self.pool_bytes:
             raise ValueError(f"reserve_bytes {self.reserve_bytes} must be at most pool_bytes {self.pool_bytes}")
         return self

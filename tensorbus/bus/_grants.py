@@ -105,14 +105,18 @@ def grants(roles: Iterable[Role], name: str, *, subjects: Subjects) -> Permissio
         publish += _writes(role, name, subjects)
         if role is Role.ADMIN:
             publish += _administers(subjects)
+        elif role is Role.CALLER:  # a permit to read is for workers to ask for: they know for whose tenant
+            publish += [subjects.rpc("query"), subjects.rpc("store.>")]
         else:
             publish.append(subjects.rpc(">"))
+        if role is Role.BASIC:
+            subscribe.append(subjects.rpc(f"permit.{name}"))
         if role is Role.STORE:
             subscribe += [subjects.rpc("query"), subjects.rpc(f"store.{name}")]
     return Permissions(
         publish_allow=tuple(dict.fromkeys(publish)),
         subscribe_allow=tuple(subscribe),
-        answers=Role.STORE in chosen,
+        answers=not {Role.BASIC, Role.STORE}.isdisjoint(chosen),
     )
 
 

@@ -15,6 +15,7 @@ from tensorbus.sdk._query_bus import QueryResult
 from tensorbus.sdk._query_records import STATE_TABLES, FactRecord, Kind, Moment, State, StateChange
 from tensorbus.sdk._records import ArtifactInfo, EventRecord, KeyInfo, Lease, Position, Replica, SeriesInfo, WorkerInfo
 from tensorbus.sdk._series import AsyncSubscription
+from tensorbus.transport import TransferReport
 
 __all__ = [
     "STATE_TABLES",
@@ -43,6 +44,7 @@ __all__ = [
     "State",
     "StateChange",
     "Subscription",
+    "TransferReport",
     "WorkerInfo",
     "aconnect",
     "connect",

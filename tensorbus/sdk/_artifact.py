@@ -25,6 +25,7 @@ from tensorbus.sdk._read import Contents, open_artifact, open_unwritten, read_ma
 from tensorbus.sdk._records import LOG_STREAM, ArtifactInfo, Position, Replica, parse, position_of
 from tensorbus.sdk._tensors import check_target
 from tensorbus.sdk._threads import in_thread, in_thread_to_its_end
+from tensorbus.transport import TransferReport
 
 if TYPE_CHECKING:
     from tensorbus.model._views import Index, Transpose
@@ -134,6 +135,11 @@ class AsyncArtifact:
     def lease(self) -> str | None:
         """The lease of who registered it; ``None`` for others."""
         return None if self._lease is None else self._lease.lease
+
+    @property
+    def transfer(self) -> TransferReport | None:
+        """How its bytes came here: by which path and why, from whom, in what time. ``None`` before they were read."""
+        return None if self._opened is None else self._opened.report
 
     @property
     def bus(self) -> AsyncBus:

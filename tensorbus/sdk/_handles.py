@@ -21,6 +21,7 @@ from tensorbus.sdk._place import Place
 from tensorbus.sdk._read import Contents
 from tensorbus.sdk._records import ArtifactInfo, EventRecord, Position, Replica
 from tensorbus.sdk._series import AsyncSubscription
+from tensorbus.transport import TransferReport
 
 if TYPE_CHECKING:
     from tensorbus.model._views import Index, Transpose
@@ -71,6 +72,11 @@ class Artifact:
     def version(self) -> int | None:
         """Its number in the series that it was found or published in, or ``None``."""
         return self._artifact.version
+
+    @property
+    def transfer(self) -> TransferReport | None:
+        """How its bytes came here: by which path and why, from whom, in what time. ``None`` before they were read."""
+        return self._artifact.transfer
 
     @property
     def position(self) -> Position:

@@ -16,7 +16,7 @@ from tensorbus.errors import CorruptError
 from tensorbus.model import Layout, Manifest, TensorSpec
 from tensorbus.sdk._tensors import rebuild
 from tensorbus.sdk._threads import in_thread
-from tensorbus.transport import PinnedMap, Reply, map_private, map_shared
+from tensorbus.transport import PinnedMap, Reply, TransferReport, map_private, map_shared
 
 PART_ALIGN: Final = 4096
 WARM_BYTES_MAX: Final = 4 << 30
@@ -41,6 +41,7 @@ class Opened:
         parts: Memory of the parts, which the layout lays end to end, each rounded up to 4,096 bytes.
         path: How the bytes come here: ``shm`` or ``tcp``.
         why: Why that way.
+        report: The same with figures, if the bytes came from elsewhere.
         lent: Whether tensors over this memory were given out, so that the caller may have written to it.
     """
 
@@ -51,6 +52,7 @@ class Opened:
     path: str
     why: str
     lent: Lent = field(default_factory=Lent)
+    report: TransferReport | None = None
 
     def place(self, index: int) -> tuple[mmap.mmap, int]:
         """The memory and the offset within it where the tensor at ``index`` of the manifest begins."""
@@ -95,8 +97,23 @@ async def map_reply(reply: Reply) -> Opened:
     fds = reply.fds.take()
     pairs = list(zip(fds[::2], fds[1::2], strict=True))
     parts = tuple(map_private(fd, size, pin) for (fd, pin), size in zip(pairs, sizes, strict=True))
-    path, why = str(reply.data.get("path", "shm")), str(reply.data.get("why", ""))
-    return Opened(manifest=manifest, layout=layout, parts=parts, starts=starts, path=path, why=why)
+    report = _report(reply.data.get("transfer"))
+    return Opened(
+        manifest=manifest, layout=layout, parts=parts, starts=starts, path=report.path, why=report.why, report=report
+    )
+
+
+def _report(data: object) -> TransferReport:
+    said = data if isinstance(data, dict) else {}
+    sources = said.get("sources")
+    return TransferReport(
+        path=str(said.get("path", "shm")),
+        why=str(said.get("why", "")),
+        sources={str(name): int(nbytes) for name, nbytes in sources.items()} if isinstance(sources, dict) else {},
+        nbytes=int(said.get("nbytes", 0)),
+        seconds=float(said.get("seconds", 0.0)),
+        retries=int(said.get("retries", 0)),
+    )
 
 
 async def decode_tables(manifest: bytes | bytearray | memoryview, layout: object) -> tuple[Manifest, Layout]:
@@ -153,11 +170,11 @@ class ReadMaps:
 class _Tables:
     """An :class:`Opened` without the hold on its memory."""
 
-    __slots__ = ("layout", "lent", "manifest", "parts", "path", "starts", "why")
+    __slots__ = ("layout", "lent", "manifest", "parts", "path", "report", "starts", "why")
 
     def __init__(self, opened: Opened) -> None:
         self.manifest, self.layout, self.starts = opened.manifest, opened.layout, opened.starts
-        self.path, self.why, self.lent = opened.path, opened.why, opened.lent
+        self.path, self.why, self.lent, self.report = opened.path, opened.why, opened.lent, opened.report
         self.parts = [weakref.ref(part) for part in opened.parts]
 
     def opened(self) -> Opened | None:
@@ -173,6 +190,7 @@ class _Tables:
             path=self.path,
             why=self.why,
             lent=self.lent,
+            report=self.report,
         )
 
 

@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 
 from tensorbus.config import Settings, load
 from tensorbus.errors import InvalidArgumentError, UnavailableError
-from tensorbus.transport import WorkerCard, living_workers
+from tensorbus.transport import TlsFiles, Ways, WorkerCard, living_workers, tls_files
 
 _BUS_URL_FILE: Final = "bus.url"
 """In a home: the URL of its embedded server, as long as that runs."""
@@ -24,6 +24,8 @@ class Place:
     Attributes:
         url: A gateway's address; with it, home and host id only name the caller's side.
         timeout_s: Seconds that a call may take when it names no timeout.
+        tls: With what to show other hosts' workers who this process is, where the cluster's bytes go over TLS.
+        connections: The most that one transfer from other hosts uses.
     """
 
     home: Path
@@ -31,6 +33,13 @@ class Place:
     url: str | None
     tenant: str
     timeout_s: float
+    tls: TlsFiles | None = None
+    connections: int = 4
+
+    def ways(self) -> Ways:
+        """How bytes are read from workers on other hosts."""
+        tls = None if self.tls is None else self.tls.context(server=False)
+        return Ways(connections=self.connections, tls=tls)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,7 +73,15 @@ def resolve_place(flags: Mapping[str, object]) -> Place:
     url = found.url
     if flags.get("url") is None and flags.get("home") is not None:
         url = None  # who names a home means that one, whatever gateway the environment names
-    return Place(home=found.home, host_id=found.host_id, url=url, tenant=found.tenant, timeout_s=found.timeout_s)
+    return Place(
+        home=found.home,
+        host_id=found.host_id,
+        url=url,
+        tenant=found.tenant,
+        timeout_s=found.timeout_s,
+        tls=tls_files(found),
+        connections=found.data_connections,
+    )
 
 
 def bus_address(flags: Mapping[str, object]) -> BusAddress:

@@ -7,12 +7,14 @@ import logging
 import mmap
 import platform
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final, TypeVar
 
 from tensorbus.clock import Deadline
 from tensorbus.errors import (
     CorruptError,
+    DeniedError,
     FencedError,
     NotFoundError,
     OutOfSpaceError,
@@ -24,7 +26,7 @@ from tensorbus.sdk._link import ConnectionLostError
 from tensorbus.sdk._maps import Opened
 from tensorbus.sdk._records import ArtifactInfo, parse, position_of
 from tensorbus.sdk._threads import in_thread
-from tensorbus.transport import BulkClient, hash_bytes, parse_addresses
+from tensorbus.transport import BulkClient, Origin, Transfer, Ways, cut, hash_bytes, merged, parse_addresses
 
 if TYPE_CHECKING:
     from tensorbus.sdk._core import Core
@@ -38,7 +40,7 @@ _NORESERVE: Final = getattr(mmap, "MAP_NORESERVE", 0x4000 if platform.machine() 
 
 
 async def open_remote(core: Core, info: ArtifactInfo, *, view: ViewSpec | None, deadline: Deadline) -> Opened:
-    """The artifact's bytes in memory of this process, from the first worker that gives them.
+    """The artifact's bytes in memory of this process, from the workers that have them.
 
     Tensors that come whole are verified by their digests. Of a view only what it needs comes: its tensors, and of one
     that is sliced along its first dimension the rows from the first to the last that it takes, which have no digest.
@@ -49,19 +51,17 @@ async def open_remote(core: Core, info: ArtifactInfo, *, view: ViewSpec | None, 
         CorruptError: If all that came was other bytes than its digests promise.
     """
     reply = await core.ask("locate", {"artifact": info.artifact}, deadline=deadline)
-    request: dict[str, object] = {"tenant": core.place.tenant, "artifact": info.artifact}
-
-    def fetch(client: BulkClient) -> Opened:
-        return _fetch(client, request, view, deadline)
-
+    origins, ways = list(_origins(reply.data.get("sources"))), core.place.ways()
     failed: TensorbusError | None = None
-    for worker, address in _addresses(reply.data.get("sources")):
+    while origins:
+        reading = _Reading(origins, ways, view, deadline)
         try:
-            return await _with_client(address, fetch, deadline)
-        except (UnavailableError, CorruptError, FencedError, NotFoundError) as exc:
-            log.info("worker %s does not give %s: %s", worker, info.artifact, exc)
+            return await _in_thread(reading.run, reading.cancel)
+        except (UnavailableError, CorruptError, FencedError, NotFoundError, DeniedError) as exc:
+            log.info("worker %s does not give %s: %s", origins[0].name, info.artifact, exc)
             failed = exc
-    if isinstance(failed, CorruptError):
+        origins = origins[1:]  # without the one that told of the tables: another may have others
+    if isinstance(failed, CorruptError | DeniedError):
         raise failed
     raise UnavailableError(f"no worker that holds {info.artifact} can be reached", artifact=info.artifact) from failed
 
@@ -74,13 +74,11 @@ async def put_remote(
     Raises:
         OutOfSpaceError: If none has room; UnavailableError: If it cannot be reached.
     """
-    hello = await core.link.connect(deadline)
     reply = await core.ask("place", {"nbytes": what.layout.nbytes}, deadline=deadline)
-    ((_, address),) = _addresses([reply.data])
+    (origin,) = _origins([reply.data])
+    sending = _Sending(origin, core.place.ways(), what, options, deadline)
     try:
-        data = await _with_client(
-            address, lambda client: _send(client, core.place.tenant, hello.session, what, options, deadline), deadline
-        )
+        data = await _in_thread(sending.run, sending.cancel)
     except UnavailableError as exc:
         raise ConnectionLostError(f"put: {exc.message}; whether it was done is unknown", **exc.details) from exc
     if progress is not None:
@@ -91,55 +89,85 @@ async def put_remote(
     return info, position
 
 
-def _addresses(sources: object) -> Iterator[tuple[str, tuple[str, int]]]:
+def _origins(sources: object) -> Iterator[Origin]:
     for source in sources if isinstance(sources, list) else ():
         if not isinstance(source, dict):
             raise CorruptError("the gateway names no worker")
-        yield str(source.get("worker")), parse_addresses(str(source.get("data")))[0]
+        request = {"permit": str(source.get("permit"))}
+        yield Origin(
+            name=str(source.get("worker")), addresses=parse_addresses(str(source.get("data"))), request=request
+        )
 
 
-async def _with_client(address: tuple[str, int], work: Callable[[BulkClient], T], deadline: Deadline) -> T:
-    """Run blocking work with a connection, in a thread; cancelling it closes the connection, which ends the work."""
-    clients: list[BulkClient] = []
-    given_up = threading.Event()
-
-    def run() -> T:
-        client = BulkClient.connect(*address, deadline=deadline)
-        clients.append(client)
-        try:
-            if given_up.is_set():
-                raise UnavailableError("the transfer was given up")
-            return work(client)
-        finally:
-            client.close()
-
-    running = asyncio.ensure_future(in_thread(run))
+async def _in_thread(work: Callable[[], T], cancel: Callable[[], None]) -> T:
+    """Run blocking work in a thread; cancelling ends it, and waits until it has ended."""
+    running = asyncio.ensure_future(in_thread(work))
     try:
         return await asyncio.shield(running)
     except asyncio.CancelledError:
-        given_up.set()
-        for client in clients:
-            client.close()
+        cancel()
         await asyncio.wait([running])
         if not running.cancelled():
             running.exception()  # looked at, so that the loop does not report it
         raise
 
 
-def _fetch(client: BulkClient, request: dict[str, object], view: ViewSpec | None, deadline: Deadline) -> Opened:
-    source = client.open(request, deadline=deadline)
-    manifest = Manifest.from_json(source.manifest)
-    layout = Layout.from_json(source.layout, manifest)
-    memory = _memory(max(source.nbytes, layout.nbytes, 1), sparse=view is not None)
-    room = memoryview(memory)
-    places = _places(manifest, layout, view)
-    client.read_into(source.source, [(at, room[at : at + size]) for at, size in places], deadline=deadline)
-    for (at, size), digest in places.items():
-        if digest is not None and hash_bytes(room[at : at + size]).hex() != digest:
-            raise CorruptError(f"the bytes at {at} are not those of their digest", offset=at, digest=digest)
-    return Opened(
-        manifest=manifest, layout=layout, parts=(memory,), starts=(0,), path="tcp", why="no worker on this host"
-    )
+class _Reading:
+    """One reading of an artifact. Blocks; :meth:`cancel` may come from any thread."""
+
+    def __init__(self, origins: Sequence[Origin], ways: Ways, view: ViewSpec | None, deadline: Deadline) -> None:
+        self._origins = origins
+        self._ways = ways
+        self._view = view
+        self._deadline = deadline
+        self._ends: list[Callable[[], None]] = []
+        self._cancelled = threading.Event()
+
+    def cancel(self) -> None:
+        self._cancelled.set()
+        for end in list(self._ends):
+            end()
+
+    def run(self) -> Opened:
+        lead, deadline = self._origins[0], self._deadline
+        client = self._ways.connect(lead.addresses[0], 0, deadline=deadline)
+        try:
+            self._ended_by(client.interrupt)
+            source = client.open(lead.request, deadline=deadline)
+            manifest = Manifest.from_json(source.manifest)
+            layout = Layout.from_json(source.layout, manifest)
+            memory = _memory(max(source.nbytes, layout.nbytes, 1), sparse=self._view is not None)
+            room = memoryview(memory)
+            places = _places(manifest, layout, self._view)
+            transfer = Transfer(cut(merged(places)), room, tables=source.tables, ways=self._ways, by_index=False)
+            self._ended_by(transfer.cancel)
+            report = transfer.run(self._origins, opened=(client, source), deadline=deadline)
+        finally:
+            client.close()
+        self._verify(room, places)
+        why = "no worker on this host"
+        return Opened(
+            manifest=manifest,
+            layout=layout,
+            parts=(memory,),
+            starts=(0,),
+            path=report.path,
+            why=why,
+            report=replace(report, why=why),
+        )
+
+    def _ended_by(self, end: Callable[[], None]) -> None:
+        self._ends.append(end)
+        if self._cancelled.is_set():
+            end()
+            raise UnavailableError("the transfer was given up")
+
+    def _verify(self, room: memoryview, places: Mapping[tuple[int, int], str | None]) -> None:
+        for (at, size), digest in places.items():
+            if self._cancelled.is_set():
+                raise UnavailableError("the transfer was given up")
+            if digest is not None and hash_bytes(room[at : at + size]).hex() != digest:
+                raise CorruptError(f"the bytes at {at} are not those of their digest", offset=at, digest=digest)
 
 
 def _memory(nbytes: int, *, sparse: bool) -> mmap.mmap:
@@ -183,32 +211,56 @@ def _extent(spec: TensorSpec, part: TensorView | None) -> tuple[int, int]:
             return start * row_bytes, rows * row_bytes
 
 
-def _send(
-    client: BulkClient, tenant: str, session: str, what: Collected, options: PutOptions, deadline: Deadline
-) -> dict[str, object]:
-    places = sorted(((offset, source) for source, offset in what.distinct()), key=lambda place: place[0])
-    parts: list[memoryview] = []
-    digests: dict[tuple[int, int], bytes] = {}
-    end = 0
-    for offset, source in places:
-        if client.closed:
-            raise UnavailableError("the transfer was given up")
-        view = source.view()
-        if view is None:
-            view = memoryview(bytearray(source.nbytes))
-            source.write_into(view)
-        if offset > end:
-            parts.append(memoryview(bytes(offset - end)))
-        parts.append(view)
-        end = max(end, offset + source.nbytes)
-        if options.digest == "now":
-            digests[offset, source.nbytes] = hash_bytes(view)
-    parts.append(memoryview(bytes(what.layout.nbytes - end)))
-    manifest = what.spread([digests.get((o, s.nbytes)) for s, o in what.distinct()]) if digests else what.manifest
-    commit = {
-        "manifest": manifest.to_json(),
-        "layout": {"nbytes": what.layout.nbytes, "offsets": list(what.layout.offsets)},
-        "principal": session,
-        **options.args(),
-    }
-    return client.put({"tenant": tenant}, parts, commit=commit, deadline=deadline)
+@dataclass(slots=True)
+class _Sending:
+    """One put to a worker. Blocks; :meth:`cancel` may come from any thread."""
+
+    origin: Origin
+    ways: Ways
+    what: Collected
+    options: PutOptions
+    deadline: Deadline
+    client: BulkClient | None = None
+    cancelled: bool = False
+
+    def cancel(self) -> None:
+        self.cancelled = True
+        if self.client is not None:
+            self.client.interrupt()
+
+    def run(self) -> dict[str, object]:
+        self.client = client = self.ways.connect(self.origin.addresses[0], 0, deadline=self.deadline)
+        try:
+            parts, manifest = self._collect()
+            commit = {
+                "manifest": manifest.to_json(),
+                "layout": {"nbytes": self.what.layout.nbytes, "offsets": list(self.what.layout.offsets)},
+                **self.options.args(),
+            }
+            return client.put(self.origin.request, parts, commit=commit, deadline=self.deadline)
+        finally:
+            client.close()
+
+    def _collect(self) -> tuple[list[memoryview], Manifest]:
+        """The bytes as they are to lie, and the table with their digests if they are wanted."""
+        what = self.what
+        parts: list[memoryview] = []
+        digests: dict[tuple[int, int], bytes] = {}
+        end = 0
+        for source, offset in sorted(what.distinct(), key=lambda place: place[1]):
+            if self.cancelled:
+                raise UnavailableError("the transfer was given up")
+            view = source.view()
+            if view is None:
+                view = memoryview(bytearray(source.nbytes))
+                source.write_into(view)
+            if offset > end:
+                parts.append(memoryview(bytes(offset - end)))
+            parts.append(view)
+            end = max(end, offset + source.nbytes)
+            if self.options.digest == "now":
+                digests[offset, source.nbytes] = hash_bytes(view)
+        parts.append(memoryview(bytes(what.layout.nbytes - end)))
+        if not digests:
+            return parts, what.manifest
+        return parts, what.spread([digests.get((o, s.nbytes)) for s, o in what.distinct()])

@@ -3,7 +3,7 @@
 Pure mechanics: it knows neither artifacts nor the log. Neighbours use what is re-exported here.
 """
 
-from tensorbus.transport._blocks import BlockTable, Span, cut
+from tensorbus.transport._blocks import BlockTable, Span, cut, merged
 from tensorbus.transport._bulk_client import BulkClient, OpenedSource
 from tensorbus.transport._bulk_fetch import Origin, Transfer, TransferReport, Ways, parse_addresses
 from tensorbus.transport._bulk_server import BulkServer
@@ -28,7 +28,7 @@ from tensorbus.transport._rendezvous import (
 from tensorbus.transport._segments import page_round
 from tensorbus.transport._serving import Handler, PeerSession, Request, serve, serve_listener
 from tensorbus.transport._sockets import Listener, connect_tcp, connect_unix, listen_tcp, listen_unix
-from tensorbus.transport._tls import TlsFiles
+from tensorbus.transport._tls import TlsFiles, tls_files
 
 __all__ = [
     "BlockTable",
@@ -83,6 +83,7 @@ __all__ = [
     "map_private",
     "map_shared",
     "memory_pair",
+    "merged",
     "page_round",
     "parse_addresses",
     "populate",
@@ -90,5 +91,6 @@ __all__ = [
     "run_dir",
     "serve",
     "serve_listener",
+    "tls_files",
     "write_card",
 ]

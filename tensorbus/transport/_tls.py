@@ -6,6 +6,7 @@ import ssl
 from dataclasses import dataclass
 from pathlib import Path
 
+from tensorbus.config import Settings
 from tensorbus.errors import DeniedError, InvalidArgumentError, UnavailableError
 
 FIRST_BYTE = 0x16
@@ -40,6 +41,12 @@ class TlsFiles:
                 f"data_tls_cert {self.cert}, data_tls_key {self.key} or data_tls_ca {self.ca} cannot be used: {exc}"
             ) from exc
         return context
+
+
+def tls_files(settings: Settings) -> TlsFiles | None:
+    """The files that the settings name, or ``None`` where bytes go in the clear."""
+    cert, key, ca = settings.data_tls_cert, settings.data_tls_key, settings.data_tls_ca
+    return None if cert is None or key is None or ca is None else TlsFiles(cert=cert, key=key, ca=ca)
 
 
 def shake_hands(sock: ssl.SSLSocket) -> None:

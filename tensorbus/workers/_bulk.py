@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Coroutine, Mapping
-from contextlib import ExitStack
+from collections.abc import AsyncIterator, Coroutine, Mapping
+from contextlib import ExitStack, asynccontextmanager
 from typing import Any, TypeVar
 
 from tensorbus.clock import Deadline
@@ -14,9 +14,10 @@ from tensorbus.ids import ArtifactId
 from tensorbus.lifecycle import Artifact, rules
 from tensorbus.model import Layout, Manifest
 from tensorbus.projections import artifact_info
-from tensorbus.transport import BulkServer, BulkSink, BulkSource, Pool, Segment
+from tensorbus.transport import BulkServer, BulkSink, BulkSource, Pool, Segment, TlsFiles
 from tensorbus.workers import _requests as ask
 from tensorbus.workers._core import Core
+from tensorbus.workers._permits import PermitAsk, Permits, parse_ask
 from tensorbus.workers._puts import Incoming, Puts, Taken, digest_held, known_outcome
 from tensorbus.workers._store import Held, Store
 
@@ -30,16 +31,24 @@ class BulkSide:
 
     def __init__(self, core: Core, pool: Pool, store: Store, puts: Puts) -> None:
         self._core = core
+        self._permits = Permits(core.ids, core.clock)
         self._pool = pool
         self._store = store
         self._puts = puts
         self._loop = asyncio.get_running_loop()
         self._server: BulkServer | None = None
 
-    def start(self, host: str, port: int) -> str:
+    def start(self, host: str, port: int, *, tls: TlsFiles | None) -> str:
         """Listen; gives ``host:port``, with commas for several hosts."""
-        self._server = BulkServer(host, port, self)
+        self._server = BulkServer(host, port, self, tls=None if tls is None else tls.context(server=True))
         return self._server.address
+
+    @asynccontextmanager
+    async def permitting(self) -> AsyncIterator[None]:
+        """Issue permits over the bus for as long as the context is open."""
+        bus, me = self._core.bus, self._core.me.worker
+        async with bus.answer(bus.subjects.rpc(f"permit.{me}"), self._permit, queue=f"permit-{me}"):
+            yield
 
     def close(self) -> None:
         """End every transfer. Blocks shortly; call it off the loop."""
@@ -52,13 +61,13 @@ class BulkSide:
         return self._on_loop(self._lend(request), timeout_s=ASK_S)
 
     def open_sink(self, request: Mapping[str, object], nbytes: int) -> BulkSink:
-        tenant = ask.parse(ask.BulkAsk, dict(request), op="put").tenant
-        segment = self._pool.allocate(nbytes, tenant=tenant, writer=None)
+        permit = self._on_loop(self._allowed(request, "put"), timeout_s=ASK_S)
+        segment = self._pool.allocate(nbytes, tenant=permit.tenant, writer=None)
         segment.label = "a put over TCP"
         handed_in: list[Segment] = []
         return BulkSink(
             view=segment.view,
-            commit=lambda fields: self._on_loop(self._commit(tenant, segment, fields, handed_in), timeout_s=None),
+            commit=lambda fields: self._on_loop(self._commit(permit, segment, fields, handed_in), timeout_s=None),
             # What was handed in is the put's to give back: its fact may be under way.
             abort=lambda: None if handed_in else segment.release(),
         )
@@ -68,14 +77,26 @@ class BulkSide:
 
     # -- on the worker's loop -----------------------------------------------------------------------------------------
 
-    async def _lend(self, request: Mapping[str, object]) -> BulkSource:
-        asked = ask.parse(ask.BulkOpen, dict(request), op="open")
+    async def _permit(self, data: bytes) -> bytes:
+        asked = parse_ask(data)
+        if asked.op == "read":
+            await self._held(asked)
+        return json.dumps({"token": self._permits.issue(asked)}).encode()
+
+    async def _allowed(self, request: Mapping[str, object], op: str) -> PermitAsk:
+        return self._permits.check(request.get("permit"), op)
+
+    async def _held(self, asked: PermitAsk) -> Held:
         record = await self._resolved(asked)
         held = self._store.get(asked.tenant, record.artifact)
         if held is None:
             raise NotFoundError(
                 f"worker {self._core.me.worker} does not hold artifact {record.artifact!r}", artifact=record.artifact
             )
+        return held
+
+    async def _lend(self, request: Mapping[str, object]) -> BulkSource:
+        held = await self._held(self._permits.check(request.get("permit"), "read"))
         tables = await held.tables()
         stack = ExitStack()
         return BulkSource(
@@ -87,7 +108,7 @@ class BulkSide:
             release=stack.close,
         )
 
-    async def _resolved(self, asked: ask.BulkOpen) -> Artifact:
+    async def _resolved(self, asked: PermitAsk) -> Artifact:
         deadline = Deadline(ASK_S / 2, what=f"looking for {asked.artifact}")
         while True:
             try:
@@ -97,20 +118,20 @@ class BulkSide:
                     raise
 
     async def _commit(
-        self, tenant: str, segment: Segment, fields: Mapping[str, object], handed_in: list[Segment]
+        self, permit: PermitAsk, segment: Segment, fields: Mapping[str, object], handed_in: list[Segment]
     ) -> dict[str, object]:
         asked = ask.parse(ask.BulkCommit, dict(fields), op="commit")
         manifest = Manifest.from_json(asked.manifest)
         layout = Layout.from_json(json.dumps(asked.layout), manifest)
         if layout.nbytes > segment.nbytes:
             raise InvalidArgumentError(f"the layout needs {layout.nbytes} bytes, {segment.nbytes} came")
-        probe = Held(tenant, ArtifactId(""), (segment,), layout, manifest)
+        probe = Held(permit.tenant, ArtifactId(""), (segment,), layout, manifest)
         found = await asyncio.to_thread(digest_held, probe)
         if manifest.digested and found != manifest:
             raise CorruptError("the bytes that came are not those of the digests that came with them")
         incoming = Incoming(
-            tenant=tenant,
-            principal=asked.principal,
+            tenant=permit.tenant,
+            principal=permit.principal,
             parts=(segment,),
             layout=layout,
             manifest=found,
@@ -124,6 +145,6 @@ class BulkSide:
             return await self._puts.take(incoming, deadline=known_outcome())
 
         taken = await self._core.finish(take(), name="put over TCP")
-        record = rules.live_artifact(self._core.state, tenant=tenant, artifact=taken.artifact)
+        record = rules.live_artifact(self._core.state, tenant=permit.tenant, artifact=taken.artifact)
         info = artifact_info(self._core.state, record)
         return {"artifact": info, "position": taken.position, "existed": taken.existed}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 from functools import partial
 
 from tensorbus.errors import ConflictError, InvalidArgumentError, NotFoundError
@@ -11,12 +12,12 @@ from tensorbus.ids import LeaseId, new_lease_id
 from tensorbus.lifecycle import Artifact, rules
 from tensorbus.model import Layout, Manifest
 from tensorbus.projections import artifact_info
-from tensorbus.transport import Fds, Pool, Reply, Request, Segment, page_round
+from tensorbus.transport import Fds, Pool, Reply, Request, Segment, TransferReport, page_round
 from tensorbus.workers import _requests as ask
 from tensorbus.workers._callers import Caller
 from tensorbus.workers._core import Core, off_loop
 from tensorbus.workers._directory_ops import Op, elsewhere
-from tensorbus.workers._fetch import Fetches, How
+from tensorbus.workers._fetch import Fetches
 from tensorbus.workers._leases import Leases
 from tensorbus.workers._puts import Incoming, Lease, Puts, Taken, known_outcome
 from tensorbus.workers._store import Held, Store
@@ -254,6 +255,7 @@ class BytesOps:
             "layout": json.loads(held.layout.to_json()),
             "path": how.path,
             "why": how.why,
+            "transfer": asdict(how),
             "position": self._core.live.position,
         }
         fds: list[int] = []
@@ -265,7 +267,7 @@ class BytesOps:
             Fds(fds).close()
             raise
 
-    async def _at_hand(self, record: Artifact, request: Request) -> tuple[Held, How, bytes]:
+    async def _at_hand(self, record: Artifact, request: Request) -> tuple[Held, TransferReport, bytes]:
         """The artifact's bytes here and its manifest, such that they are still here when this returns."""
         while True:
             held, how = await self._fetches.ensure(record.tenant, record.artifact, deadline=request.deadline)

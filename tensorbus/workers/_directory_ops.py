@@ -25,6 +25,7 @@ from tensorbus.workers._callers import Caller, Callers
 from tensorbus.workers._core import Core, off_loop
 from tensorbus.workers._events import Cursor, find_cursor, open_cursor, subjects_about
 from tensorbus.workers._follow import Follows
+from tensorbus.workers._permits import PermitAsk, ask_permit, ask_permits
 
 Op = Callable[[Caller, Request], Awaitable[Reply]]
 
@@ -268,8 +269,18 @@ class DirectoryOps:
     async def locate(self, caller: Caller, request: Request) -> Reply:
         record = self._live(caller, request, op="locate")
         info = artifact_info(self._core.state, record)
-        sources = [session for session in sources_of(self._core.state, record) if session.data]
-        return self._at_position({"artifact": info, "sources": [_source(session) for session in sources]})
+        sources = {one.worker: one for one in sources_of(self._core.state, record) if one.data}
+        asked = PermitAsk(op="read", tenant=record.tenant, artifact=record.artifact)
+        permits = await ask_permits(self._core, list(sources), asked, deadline=request.deadline)
+        errors = [permit for permit in permits.values() if isinstance(permit, TensorbusError)]
+        if errors and len(errors) == len(permits):
+            raise errors[0]
+        given = [
+            {**_source(sources[worker]), "permit": permit}
+            for worker, permit in permits.items()
+            if isinstance(permit, str)
+        ]
+        return self._at_position({"artifact": info, "sources": given})
 
     async def place(self, caller: Caller, request: Request) -> Reply:
         asked = ask.parse(ask.Place, request.args, op="place")
@@ -280,7 +291,9 @@ class DirectoryOps:
         if not fitting:
             raise OutOfSpaceError(f"no worker has a pool for {asked.nbytes} bytes", asked_bytes=asked.nbytes)
         chosen = max(fitting, key=lambda session: (session.pool_bytes, session.worker))
-        return Reply(_source(chosen))
+        permit = PermitAsk(op="put", tenant=caller.tenant, principal=caller.id)
+        token = await ask_permit(self._core, chosen.worker, permit, deadline=request.deadline)
+        return Reply({**_source(chosen), "permit": token})
 
     # -- shared -------------------------------------------------------------------------------------------------------
 

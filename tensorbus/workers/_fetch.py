@@ -4,28 +4,44 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import TypeVar
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, TypeVar
 
 from tensorbus.clock import Deadline
+from tensorbus.config import Settings, Verify
 from tensorbus.errors import (
     ConflictError,
     CorruptError,
     DeadlineExceededError,
+    DeniedError,
     FencedError,
     NotFoundError,
     OutOfSpaceError,
     TensorbusError,
     UnavailableError,
 )
-from tensorbus.ids import ArtifactId
+from tensorbus.ids import ArtifactId, Incarnation, WorkerId
 from tensorbus.lifecycle import Artifact, Session, rules
 from tensorbus.model import Layout, Manifest
-from tensorbus.transport import BlockTable, Origin, Pool, Segment, Transfer, Ways, parse_addresses
-from tensorbus.workers._core import Core
+from tensorbus.transport import (
+    BlockTable,
+    BulkClient,
+    OpenedSource,
+    Origin,
+    Pool,
+    Segment,
+    Transfer,
+    TransferReport,
+    Ways,
+    parse_addresses,
+    tls_files,
+)
+from tensorbus.workers._core import Core, off_loop
 from tensorbus.workers._directory_ops import sources_of
-from tensorbus.workers._puts import Puts, known_outcome
+from tensorbus.workers._permits import PermitAsk, ask_permit, ask_permits
+from tensorbus.workers._puts import Puts, digest_held, known_outcome
 from tensorbus.workers._store import Held, Store, Where, spans_of
 
 log = logging.getLogger("tensorbus.workers")
@@ -35,33 +51,63 @@ T = TypeVar("T")
 CONNECT_S = 5.0
 FETCH_S = 3600.0
 CATCH_UP_S = 2.0
+WATCH_S = 0.25
+SHARED_BYTES_MIN = 64 << 20
+"""Less is not worth more than one source."""
+SOURCES_MAX = 8
+PASSING = (UnavailableError, CorruptError, NotFoundError, FencedError, DeadlineExceededError, DeniedError)
+"""What one source may answer, and another not."""
 LET_GO_S = 2.0
 LET_GO_LOOK_S = 0.005
 
 
+HERE = TransferReport(path="shm", why="held by the worker of this host")
+
+
 @dataclass(frozen=True, slots=True)
 class How:
-    """By which path an artifact came, and why that one."""
+    """By which ways this worker fetches, and how it checks what came."""
 
-    path: str
-    why: str
+    ways: Ways
+    verify: Verify = Verify.BLOCKS
 
 
-HERE = How("shm", "held by the worker of this host")
+def ways_of(settings: Settings) -> How:
+    """What the settings say about transfers."""
+    files, hosts = tls_files(settings), [host.strip() for host in settings.data_host.split(",")]
+    ways = Ways(
+        connections=settings.data_connections,
+        # One address says nothing about routes; several are there to be used side by side.
+        locals=tuple(hosts) if len(hosts) > 1 else (),
+        tls=None if files is None else files.context(server=False),
+        sums=settings.data_verify is not Verify.OFF,
+    )
+    return How(ways, settings.data_verify)
+
+
+@dataclass(frozen=True, slots=True)
+class _Opened:
+    """A source that the first connection has open, and what it told."""
+
+    origin: Origin
+    client: BulkClient
+    source: OpenedSource
+    manifest: Manifest
+    layout: Layout
 
 
 class Fetches:
     """All transfers into this worker. A transfer belongs to the worker; who waits for it may give up."""
 
-    def __init__(self, core: Core, pool: Pool, store: Store, puts: Puts, ways: Ways | None = None) -> None:
-        self._ways = ways or Ways()
+    def __init__(self, core: Core, pool: Pool, store: Store, puts: Puts, how: How | None = None) -> None:
+        self._how = how or How(Ways())
         self._core = core
         self._pool = pool
         self._store = store
         self._puts = puts
-        self._running: dict[Where, asyncio.Future[tuple[Held, How]]] = {}
+        self._running: dict[Where, asyncio.Future[tuple[Held, TransferReport]]] = {}
 
-    async def ensure(self, tenant: str, artifact: ArtifactId, *, deadline: Deadline) -> tuple[Held, How]:
+    async def ensure(self, tenant: str, artifact: ArtifactId, *, deadline: Deadline) -> tuple[Held, TransferReport]:
         """Have the artifact's bytes here.
 
         Raises:
@@ -82,14 +128,12 @@ class Fetches:
         async with deadline.scope():
             return await asyncio.shield(running)
 
-    async def _fetch(self, record: Artifact) -> tuple[Held, How]:
+    async def _fetch(self, record: Artifact) -> tuple[Held, TransferReport]:
         failures: list[TensorbusError] = []
-        for source in sources_of(self._core.state, record):
-            if not source.data or source.worker == self._core.me.worker:
-                continue
+        for source in self._sources(record):
             try:
                 held = await self._from(source, record)
-            except (UnavailableError, CorruptError, NotFoundError, FencedError, DeadlineExceededError) as error:
+            except PASSING as error:
                 log.warning("fetch failed: artifact=%s source=%s reason=%s", record.artifact, source.worker, error)
                 failures.append(error)
                 continue
@@ -99,7 +143,7 @@ class Fetches:
                 # It ended while it came. What lives under its id now, if anything does, is another life of it.
                 now = rules.live_artifact(self._core.state, tenant=held.tenant, artifact=held.artifact)
                 return await self._fetch(now)
-            return held, How("tcp", f"from worker {source.worker} on host {source.host}")
+            return held, held.came or TransferReport(path="tcp", why=f"from worker {source.worker}")
         await self._catch_up()
         raise self._no_source(record, failures)
 
@@ -111,32 +155,103 @@ class Fetches:
         except (UnavailableError, DeadlineExceededError):
             return  # then it is said by what is known here
 
+    def _sources(self, record: Artifact) -> list[Session]:
+        me = self._core.me.worker
+        return [one for one in sources_of(self._core.state, record) if one.data and one.worker != me]
+
     async def _from(self, source: Session, record: Artifact) -> Held:
-        """Copy the bytes of one source into a segment of our own, and check them."""
+        """Copy the bytes into a segment of our own and check them: from this source, and from the others that have them
+        laid out alike."""
         deadline = Deadline(FETCH_S, what=f"fetching {record.artifact}")
-        origin = _origin(source, record)
-        connecting = Deadline(CONNECT_S, what=f"connecting to worker {source.worker}")
-        client = await asyncio.to_thread(self._ways.connect, origin.addresses[0], 0, deadline=connecting)
+        lead = await self._open(source, record, deadline)
         segment: Segment | None = None
         try:
-            opened = await asyncio.to_thread(client.open, origin.request, deadline=deadline)
-            manifest = Manifest.from_json(opened.manifest)
-            layout = Layout.from_json(opened.layout, manifest)
-            if record.digest is not None and manifest.digested and manifest.content_id() != record.digest:
-                raise CorruptError(f"worker {source.worker} has another manifest for {record.artifact!r}")
-            segment = await self._room(layout.nbytes, record.tenant)
+            others = await self._others(lead, record, deadline)
+            segment = await self._room(lead.layout.nbytes, record.tenant)
             segment.label = record.artifact
-            table = BlockTable(spans_of(manifest, layout))
-            transfer = Transfer(table.blocks, segment.view, tables=opened.tables, ways=self._ways, learn=table.learn)
-            await _in_thread(transfer, lambda: transfer.run([origin], opened=(client, opened), deadline=deadline))
+            held = Held(record.tenant, record.artifact, (segment,), lead.layout, lead.manifest)
+            held.blocks = BlockTable(spans_of(lead.manifest, lead.layout))
+            await self._bring(lead, others, held, deadline)
             segment.seal()
-            return Held(record.tenant, record.artifact, (segment,), layout, manifest, blocks=table)
+            return held
         except BaseException:
             if segment is not None:
                 segment.release()
             raise
         finally:
+            lead.client.close()
+
+    async def _open(self, source: Session, record: Artifact, deadline: Deadline) -> _Opened:
+        """Connect to a source and hear what it has."""
+        addresses = parse_addresses(source.data)
+        connecting = Deadline(CONNECT_S, what=f"connecting to worker {source.worker}")
+        dialling = asyncio.ensure_future(
+            asyncio.to_thread(self._how.ways.connect, addresses[0], 0, deadline=connecting)
+        )
+        try:
+            permit = await ask_permit(self._core, source.worker, _question(record), deadline=deadline)
+            client = await asyncio.shield(dialling)
+        except BaseException:
+            dialling.add_done_callback(_hang_up)
+            raise
+        try:
+            origin = Origin(name=source.worker, addresses=addresses, request={"permit": permit})
+            opened = await asyncio.to_thread(client.open, origin.request, deadline=deadline)
+            manifest = await off_loop(Manifest.from_json, opened.manifest, weight=record.tensors)
+            layout = Layout.from_json(opened.layout, manifest)
+            if record.digest is not None and manifest.digested and manifest.content_id() != record.digest:
+                raise CorruptError(f"worker {source.worker} has another manifest for {record.artifact!r}")
+            return _Opened(origin, client, opened, manifest, layout)
+        except BaseException:
             client.close()
+            raise
+
+    async def _others(self, lead: _Opened, record: Artifact, deadline: Deadline) -> list[Origin]:
+        """More who have it, if there is enough to share out."""
+        if lead.layout.nbytes < SHARED_BYTES_MIN:
+            return []
+        others = {one.worker: one for one in self._sources(record) if one.worker != lead.origin.name}
+        permits = await ask_permits(self._core, list(others)[:SOURCES_MAX], _question(record), deadline=deadline)
+        return [
+            Origin(name=worker, addresses=parse_addresses(others[worker].data), request={"permit": permit})
+            for worker, permit in permits.items()
+            if isinstance(permit, str)
+        ]
+
+    async def _bring(self, lead: _Opened, others: list[Origin], held: Held, deadline: Deadline) -> None:
+        (segment,), table = held.parts, held.blocks
+        assert table is not None, "made with what is to come"
+        transfer = Transfer(
+            table.blocks, segment.view, tables=lead.source.tables, ways=self._how.ways, learn=table.learn
+        )
+        opened = (lead.client, lead.source)
+        work = partial(transfer.run, [lead.origin, *others], opened=opened, deadline=deadline)
+        report = await _in_thread(transfer, work, self._watch(transfer, [lead.origin, *others]))
+        digests = self._how.verify is Verify.DIGESTS and held.manifest.digested
+        if digests and await asyncio.to_thread(digest_held, held) != held.manifest:
+            raise CorruptError(f"{held.artifact!r} came with bytes that are not its digests'")
+        held.came = replace(report, why=self._why(report))
+
+    async def _watch(self, transfer: Transfer, origins: list[Origin]) -> None:
+        """Ask no more of a source whose session has ended: it may be stopped, and silent for ever."""
+        born = {one.name: self._incarnation(one.name) for one in origins}
+        while True:
+            await asyncio.sleep(WATCH_S)
+            for name, incarnation in born.items():
+                if incarnation is None or not self._core.state.is_live(WorkerId(name), incarnation):
+                    transfer.drop(name, UnavailableError(f"the session of worker {name} has ended", worker=name))
+
+    def _incarnation(self, worker: str) -> Incarnation | None:
+        session = self._core.state.sessions.get(WorkerId(worker))
+        return None if session is None else session.incarnation
+
+    def _why(self, report: TransferReport) -> str:
+        hosts = [
+            f"worker {name} on host {self._core.state.sessions[WorkerId(name)].host}"
+            for name in sorted(report.sources)
+            if name in self._core.state.sessions
+        ]
+        return f"from {', '.join(hosts) or 'nobody: it has no bytes'}"
 
     async def _room(self, nbytes: int, tenant: str) -> Segment:
         """Memory for a copy; waits a moment for what callers have been asked to let go of."""
@@ -164,22 +279,29 @@ class Fetches:
         )
 
 
-def _origin(source: Session, record: Artifact) -> Origin:
-    request = {"tenant": record.tenant, "artifact": record.artifact}
-    return Origin(name=source.worker, addresses=parse_addresses(source.data), request=request)
+def _question(record: Artifact) -> PermitAsk:
+    return PermitAsk(op="read", tenant=record.tenant, artifact=record.artifact)
 
 
-async def _in_thread(transfer: Transfer, work: Callable[[], T]) -> T:
+async def _in_thread(transfer: Transfer, work: Callable[[], T], watch: Coroutine[Any, Any, None]) -> T:
     """Run a blocking transfer; cancelling ends it, so that no thread touches its memory before that goes."""
     task = asyncio.ensure_future(asyncio.to_thread(work))
+    watching = asyncio.ensure_future(watch)
     try:
         return await asyncio.shield(task)
     except asyncio.CancelledError:
         transfer.cancel()
         await asyncio.gather(task, return_exceptions=True)
         raise
+    finally:
+        watching.cancel()
 
 
-def _looked_at(future: asyncio.Future[tuple[Held, How]]) -> None:
+def _hang_up(dialling: asyncio.Future[BulkClient]) -> None:
+    if not dialling.cancelled() and dialling.exception() is None:
+        dialling.result().close()
+
+
+def _looked_at(future: asyncio.Future[tuple[Held, TransferReport]]) -> None:
     if not future.cancelled():
         future.exception()

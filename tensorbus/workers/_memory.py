@@ -8,12 +8,12 @@ from contextlib import asynccontextmanager
 
 from tensorbus.config import Settings
 from tensorbus.errors import OutOfSpaceError
-from tensorbus.transport import PinWatch, Pool
+from tensorbus.transport import PinWatch, Pool, tls_files
 from tensorbus.workers._announce import Announcer
 from tensorbus.workers._bulk import BulkSide
 from tensorbus.workers._bytes_ops import BytesOps
 from tensorbus.workers._core import Core
-from tensorbus.workers._fetch import Fetches
+from tensorbus.workers._fetch import Fetches, ways_of
 from tensorbus.workers._leases import Leases
 from tensorbus.workers._puts import Puts
 from tensorbus.workers._reclaim import Reclaim
@@ -30,7 +30,7 @@ class MemoryRole:
         self.store = Store()
         self.leases = Leases(core, self.store)
         self.puts = Puts(core, self.store)
-        self.fetches = Fetches(core, self.pool, self.store, self.puts)
+        self.fetches = Fetches(core, self.pool, self.store, self.puts, ways_of(settings))
         self.reclaim = Reclaim(core, self.store, self.leases)
         self.ops = BytesOps(
             core, pool=self.pool, store=self.store, puts=self.puts, fetches=self.fetches, leases=self.leases
@@ -50,11 +50,12 @@ class MemoryRole:
         role = cls(core, settings)
         pins = PinWatch(role.pool)
         try:
-            role.address = role.bulk.start(settings.data_host, settings.data_port)
+            role.address = role.bulk.start(settings.data_host, settings.data_port, tls=tls_files(settings))
             pins.start()
             if settings.reserve_bytes:
                 core.spawn(role._fill_reserve(), name="fill reserve")
-            yield role
+            async with role.bulk.permitting():
+                yield role
         finally:
             pins.close()
             await asyncio.to_thread(role.bulk.close)

@@ -167,17 +167,8 @@ class Open(Ask):
     at_least: Position | None = None
 
 
-class BulkAsk(Ask):
-    tenant: str = Field(pattern=r"^[A-Za-z0-9_.-]{1,64}$")
-
-
-class BulkOpen(BulkAsk):
-    artifact: Ref
-
-
 class BulkCommit(Birth):
     manifest: str
-    principal: str = ""
 
 
 def parse(model: type[A], args: dict[str, object], *, op: str) -> A:

@@ -11,7 +11,7 @@ from blake3 import blake3
 from tensorbus.events import Tier
 from tensorbus.ids import ArtifactId, LeaseId
 from tensorbus.model import Layout, Manifest
-from tensorbus.transport import BlockTable, Segment, SourceTables, Span, page_round
+from tensorbus.transport import BlockTable, Segment, SourceTables, Span, TransferReport, page_round
 from tensorbus.workers._core import manifest_body, off_loop
 
 Where = tuple[str, ArtifactId]
@@ -32,6 +32,7 @@ class Held:
         life: The sequence at which the artifact's life began whose bytes these are; an id may come back after its end.
         joined: Whether another put of the same bytes was answered with these: they are no longer the first one's alone.
         blocks: The pieces in which it travels, with their checksums as far as they are known; made when needed.
+        came: How the bytes came here, if from another host.
         settling: Whether the log lost its tail, and it is not yet known again of which life these are the bytes.
     """
 
@@ -46,6 +47,7 @@ class Held:
     joined: bool = False
     settling: bool = False
     blocks: BlockTable | None = None
+    came: TransferReport | None = None
     _tables: tuple[Manifest, SourceTables] | None = None
     _json: tuple[Manifest, bytes] | None = None
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import tensorbus as tb
-from tensorbus.transport import BulkClient
+from tensorbus.transport import Transfer, TransferReport
 
 pytestmark = pytest.mark.integration
 
@@ -27,13 +27,14 @@ def far(place: Path, tenant: str) -> Iterator[tb.Bus]:
 def came(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """How many bytes each reading brought."""
     sizes: list[int] = []
-    read_into = BulkClient.read_into
+    run = Transfer.run
 
-    def counted(self: BulkClient, token: str, reads: list[tuple[int, memoryview]], **more: object) -> object:
-        sizes.append(sum(view.nbytes for _, view in reads))
-        return read_into(self, token, reads, **more)  # type: ignore[arg-type]  # handed on as they came
+    def counted(self: Transfer, *args: object, **more: object) -> TransferReport:
+        report = run(self, *args, **more)  # type: ignore[arg-type]  # handed on as they came
+        sizes.append(report.nbytes)
+        return report
 
-    monkeypatch.setattr(BulkClient, "read_into", counted)
+    monkeypatch.setattr(Transfer, "run", counted)
     return sizes
 
 

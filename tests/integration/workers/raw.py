@@ -168,6 +168,11 @@ class Raw:
         layout = Layout.from_json(json.dumps(data["layout"]), manifest)
         return Opened(data["artifact"], manifest, layout, parts, str(data["path"]), str(data["why"]))  # type: ignore[arg-type]  # a dict
 
+    async def read_permit(self, artifact: str, worker: str) -> str:
+        """What a worker wants to see of who reads an artifact from it."""
+        located = await self.call("locate", artifact=artifact)
+        return str(next(source["permit"] for source in located["sources"] if source["worker"] == worker))
+
     async def resolve(self, ref: str, **args: object) -> dict[str, Any]:
         return (await self.call("resolve", ref=ref, **args))["artifact"]
 

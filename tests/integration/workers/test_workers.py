@@ -18,6 +18,7 @@ from tensorbus.clock import Deadline
 from tensorbus.errors import (
     ConflictError,
     CorruptError,
+    DeniedError,
     InvalidArgumentError,
     NotFoundError,
     OutOfSpaceError,
@@ -262,7 +263,8 @@ async def test_bytes_that_come_over_tcp_are_held_under_the_id_that_they_have(sta
     host, _, port = worker.data.rpartition(":")
     async with await Raw.unix(worker.socket) as raw:
         client = await asyncio.to_thread(BulkClient.connect, host, int(port), deadline=Deadline(10))
-        put = functools.partial(client.put, {"tenant": "default"}, deadline=Deadline(10))
+        place = await raw.call("place", nbytes=MIB)
+        put = functools.partial(client.put, {"permit": place["permit"]}, deadline=Deadline(10))
         taken = await asyncio.to_thread(put, [memoryview(data)], commit=commit)
         artifact = manifest.content_id()
         assert taken["artifact"]["artifact"] == artifact  # type: ignore[index]  # a dict
@@ -292,9 +294,8 @@ async def test_a_reader_that_dies_within_a_transfer_leaves_nothing_open(start_wo
         host, _, port = worker.data.rpartition(":")
         for _ in range(5):
             client = await asyncio.to_thread(BulkClient.connect, host, int(port), deadline=Deadline(10))
-            opened = await asyncio.to_thread(
-                client.open, {"tenant": "default", "artifact": artifact}, deadline=Deadline(10)
-            )
+            permit = await raw.read_permit(artifact, "w1")
+            opened = await asyncio.to_thread(client.open, {"permit": permit}, deadline=Deadline(10))
             reading = asyncio.create_task(
                 asyncio.to_thread(
                     client.read_into, opened.source, [(0, memoryview(bytearray(32 * MIB)))], deadline=Deadline(10)
@@ -411,7 +412,7 @@ async def test_tenants_never_meet(start_worker: Start) -> None:
                 await other.open(artifact)
             with pytest.raises(NotFoundError):
                 await other.call("pin", artifact=artifact)
-        await rival_bulk(one, artifact)
+        await rival_bulk(one, artifact, await rival.read_permit("given", "w1"))
         # Equal bytes of two tenants are two artifacts in two memories, and one's end is not the other's.
         copy = await rival.put({"w": b"secret" * 1000})
         assert copy["artifact"]["artifact"] == artifact
@@ -421,12 +422,21 @@ async def test_tenants_never_meet(start_worker: Start) -> None:
         assert theirs["artifact"]["live"]
 
 
-async def rival_bulk(worker: WorkerProgram, artifact: str) -> None:
+async def rival_bulk(worker: WorkerProgram, artifact: str, permit: str) -> None:
+    """Whatever the peer says, what it reads is what its permit is for."""
     host, _, port = worker.data.rpartition(":")
     client = await asyncio.to_thread(BulkClient.connect, host, int(port), deadline=Deadline(10))
     try:
-        with pytest.raises(NotFoundError):
-            await asyncio.to_thread(client.open, {"tenant": "rival", "artifact": artifact}, deadline=Deadline(10))
+        for request in ({"tenant": "acme", "artifact": artifact}, {"permit": "0" * 32}, {"permit": 7}):
+            with pytest.raises(DeniedError):
+                await asyncio.to_thread(client.open, request, deadline=Deadline(10))
+        with pytest.raises(DeniedError):
+            await asyncio.to_thread(client.put, {"permit": permit}, [memoryview(b"x")], deadline=Deadline(10))
+        asked = {"tenant": "acme", "artifact": artifact, "permit": permit}
+        opened = await asyncio.to_thread(client.open, asked, deadline=Deadline(10))
+        room = bytearray(opened.nbytes)
+        await asyncio.to_thread(client.read_into, opened.source, [(0, memoryview(room))], deadline=Deadline(10))
+        assert room == b"theirs" * 1000
     finally:
         client.close()
 

@@ -44,6 +44,7 @@ PUBLIC = {
     "Subscription",
     "TensorSpec",
     "TensorbusError",
+    "TransferReport",
     "UnavailableError",
     "WorkerInfo",
     "__version__",
