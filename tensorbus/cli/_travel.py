@@ -28,6 +28,7 @@ COLUMNS: Final = {
     "views": ("view", "artifact"),
     "leases": ("lease", "artifact", "worker", "purpose", "holder"),
     "sessions": ("worker", "incarnation", "host", "roles", "live", "pid"),
+    "operations": ("id", "operation", "artifact", "worker", "state"),
     "roles": ("role", "worker", "token"),
 }
 """What people see of a state; --json has every column."""
@@ -40,6 +41,7 @@ LABELS: Final = {
     "view": ("view",),
     "lease": ("lease",),
     "session": ("worker",),
+    "operation": ("id",),
     "role": ("role",),
 }
 SIGNS: Final = {"added": "+", "removed": "-", "changed": "~"}

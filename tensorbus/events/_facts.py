@@ -57,10 +57,19 @@ class LeasePurpose(StrEnum):
 
 
 class DropReason(StrEnum):
-    """Why one replica went while the artifact lives on."""
+    """Why one replica went while the artifact lives on; ``asked`` counts only while another copy is there for good."""
 
     EVICTED = "evicted"
     CORRUPT = "corrupt"
+    ASKED = "asked"
+
+
+class OperationOutcome(StrEnum):
+    """How a worker's operation ended."""
+
+    SUCCEEDED = "succeeded"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -319,6 +328,55 @@ StreamName = Literal["TB", "TB_PAGES", "TB_PLANS"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class StreamPosition:
+    """A sequence in one of the streams."""
+
+    stream: StreamName
+    seq: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OperationStarted:
+    """The author began an operation that a caller asked it for.
+
+    Attributes:
+        id: The caller's idempotency key.
+        operation: What is done: ``prefetch``, ``pin``, ``unpin``, ``replicate``, ``migrate``, ``evict``, ``persist``,
+            ``verify``.
+        artifact: On what.
+        args: Its other arguments, JSON of an object with sorted names.
+    """
+
+    type: Literal["OperationStarted"] = "OperationStarted"
+    tenant: str
+    id: str
+    operation: str
+    artifact: ArtifactId
+    args: str
+    number: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OperationEnded:
+    """An operation of the author's came to its end.
+
+    Attributes:
+        error: Why it did not succeed, JSON of an error; ``None`` if it did.
+        result: What came of it, JSON of an object; ``None`` if nothing did.
+        positions: Where what it did is on the log.
+    """
+
+    type: Literal["OperationEnded"] = "OperationEnded"
+    tenant: str
+    id: str
+    outcome: OperationOutcome
+    error: str | None
+    result: str | None
+    positions: tuple[StreamPosition, ...]
+    number: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RoleGranted:
     """The author's incarnation took a role that one worker at a time may have; this fact's sequence is its token.
 
@@ -446,6 +504,8 @@ Event = (
     | ReplicaDropped
     | CallerLeaseGranted
     | CallerLeaseEnded
+    | OperationStarted
+    | OperationEnded
     | RoleGranted
     | SnapshotTaken
     | Archived

@@ -25,6 +25,8 @@ from tensorbus.events._facts import (
     KeyUnbound,
     LogPurged,
     LogTruncated,
+    OperationEnded,
+    OperationStarted,
     PurgeCompleted,
     ReplicaAdded,
     ReplicaDropped,
@@ -91,6 +93,8 @@ def aggregate_of(event: Event) -> Aggregate:
             return aggregate("series", event.tenant, event.name)
         case CallerLeaseGranted() | CallerLeaseEnded():
             return aggregate("clease", event.tenant, event.lease)
+        case OperationStarted() | OperationEnded():
+            return aggregate("op", event.tenant, event.id)
         case RoleGranted():
             return Aggregate("role", event.role)
         case SnapshotTaken():

@@ -4,12 +4,16 @@ from tensorbus.lifecycle import _rules as rules
 from tensorbus.lifecycle import _rules_log as log_rules
 from tensorbus.lifecycle._differences import differences, dissolve
 from tensorbus.lifecycle._directory import FOLD_VERSION, Directory
+from tensorbus.lifecycle._fold_artifacts import spare
 from tensorbus.lifecycle._fold_log import forgettable
+from tensorbus.lifecycle._fold_operations import FINISHED_MAX
 from tensorbus.lifecycle._records import (
     Artifact,
     CallerLease,
     Key,
     LogState,
+    Operation,
+    OperationState,
     Purge,
     Replica,
     ReplicaKey,
@@ -24,6 +28,7 @@ from tensorbus.lifecycle._snapshot import dump
 from tensorbus.lifecycle._snapshot_load import Loader, load
 
 __all__ = [
+    "FINISHED_MAX",
     "FOLD_VERSION",
     "SNAPSHOT_FORMAT",
     "Artifact",
@@ -32,6 +37,8 @@ __all__ = [
     "Key",
     "Loader",
     "LogState",
+    "Operation",
+    "OperationState",
     "Purge",
     "Replica",
     "ReplicaKey",
@@ -47,4 +54,5 @@ __all__ = [
     "load",
     "log_rules",
     "rules",
+    "spare",
 ]

@@ -10,7 +10,7 @@ import json
 
 from tensorbus.events import Aggregate
 from tensorbus.ids import Incarnation, WorkerId
-from tensorbus.lifecycle._records import Artifact, Key, LogState, RoleLease, Series, Session
+from tensorbus.lifecycle._records import Artifact, Key, LogState, Operation, RoleLease, Series, Session
 
 _encode = json.JSONEncoder(separators=(",", ":")).encode
 
@@ -59,6 +59,14 @@ def artifact_text(record: Artifact, owed_by: tuple[WorkerId, Incarnation] | None
         (sorted(record.views.items()), sorted(record.keys), sorted(record.versions)),
         (record.destroyed, record.reason, owed_by),
     )
+
+
+def operation_text(operation: Operation) -> str:
+    what = (operation.operation, operation.artifact, operation.args, operation.principal)
+    who = (operation.worker, operation.incarnation)
+    life = (operation.started, operation.started_ns, operation.state, operation.ended, operation.ended_ns)
+    positions = [(at.stream, at.seq) for at in operation.positions]
+    return _json("operation", *operation.where, what, who, life, operation.error, operation.result, positions)
 
 
 def role_text(role: RoleLease) -> str:

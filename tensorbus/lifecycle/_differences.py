@@ -43,8 +43,10 @@ def dissolve(state: Directory) -> Iterator[None]:
     terms = state.terms
     assert isinstance(terms, dict)
     state.restored(state.seq, {}, 0)
-    indexes = [*state.by_worker.values(), *state.by_lessor.values()]
+    indexes: list[dict[Any, Any]] = [*state.by_worker.values(), *state.by_lessor.values()]
+    indexes += [*state.running.values(), *state.finished.values()]
     tables: list[dict[Any, Any]] = [state.artifacts, terms, state.keys, state.series, state.heads, *indexes]
+    tables.append(state.operations)
     for table in (*tables, state.by_digest, state.by_view, state.orphans):
         while table:
             for _ in range(min(_DROPPED_AT_ONCE, len(table))):

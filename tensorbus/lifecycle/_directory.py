@@ -16,12 +16,14 @@ from tensorbus.lifecycle import _canon as canon
 from tensorbus.lifecycle import _fold_artifacts as artifacts
 from tensorbus.lifecycle import _fold_log as own_log
 from tensorbus.lifecycle import _fold_names as names
+from tensorbus.lifecycle import _fold_operations as operations
 from tensorbus.lifecycle import _fold_sessions as sessions
 from tensorbus.lifecycle._hash import StateHash, hash_of
 from tensorbus.lifecycle._records import (
     Artifact,
     Key,
     LogState,
+    Operation,
     ReplicaKey,
     RoleLease,
     Series,
@@ -47,6 +49,9 @@ class Directory:
             caller's lease ended there), or ``None``: a witness owes it.
         by_worker: The artifacts of which a worker holds a replica.
         by_lessor: The artifacts on which a worker granted a caller's lease that has not ended.
+        operations: Those that run, and of each worker the newest that ended, in the order in which they began.
+        running: The operations of a worker that run.
+        finished: Those that have ended, in that order.
         roles: The last grant of each role.
         log: What became of the log itself.
     """
@@ -58,6 +63,9 @@ class Directory:
         self.artifacts: dict[tuple[str, ArtifactId], Artifact] = {}
         self.keys: dict[tuple[str, str], Key] = {}
         self.series: dict[tuple[str, str], Series] = {}
+        self.operations: dict[tuple[str, str], Operation] = {}
+        self.running: dict[WorkerId, dict[tuple[str, str], None]] = {}
+        self.finished: dict[WorkerId, dict[tuple[str, str], None]] = {}
         self.roles: dict[str, RoleLease] = {}
         self.log = LogState()
         self.heads: dict[Aggregate, int] = {}
@@ -137,6 +145,8 @@ class Directory:
             self._hash.mark(Touched("session", "", author.worker))
         if kind in ("key", "series"):
             return names.evolve(self, recorded)
+        if kind == "op":
+            return operations.evolve(self, recorded, author)
         return artifacts.evolve(self, recorded, author)
 
     def _move_head(self, about: Aggregate | None, seq: int) -> None:
@@ -248,6 +258,7 @@ class Directory:
         yield from map(canon.session_text, self.sessions.values())
         yield from (canon.key_text(tenant, key) for (tenant, _), key in self.keys.items())
         yield from (canon.series_text(tenant, series) for (tenant, _), series in self.series.items())
+        yield from map(canon.operation_text, self.operations.values())
         yield from map(canon.role_text, self.roles.values())
         yield from (canon.log_text(self.log) for _ in range(self.log != LogState()))
         yield from (canon.artifact_text(record, self.orphans.get(where)) for where, record in self.artifacts.items())
@@ -267,6 +278,9 @@ class Directory:
                 return None if bound is None else canon.key_text(key.tenant, bound)
             case "series":
                 return canon.series_text(key.tenant, self.series[key.tenant, key.name])
+            case "operation":
+                operation = self.operations.get((key.tenant, key.name))
+                return None if operation is None else canon.operation_text(operation)
             case "role":
                 return canon.role_text(self.roles[key.name])
             case "log":

@@ -12,6 +12,7 @@ from tensorbus.events import (
     CallerLeaseEnded,
     CallerLeaseGranted,
     DestroyReason,
+    DropReason,
     Event,
     LeasePurpose,
     Recorded,
@@ -125,6 +126,8 @@ def _changed(state: Directory, record: Artifact, recorded: Recorded[Event], auth
         case ArtifactDestroyed() as fact:
             return _destroyed(state, record, recorded, fact.reason)
         case ReplicaDropped() as fact:
+            if fact.reason is DropReason.ASKED and not spare(state, record, author.worker):
+                return Verdict(False, "held")
             if not drop_replica(state, record, ReplicaKey(author.worker, fact.view, fact.tier)):
                 return Verdict(False, "missing")
         case CallerLeaseGranted() as fact:
@@ -181,6 +184,17 @@ def add_replica(state: Directory, record: Artifact, replica: Replica) -> None:
     record.replicas[state.shared_key(replica.key)] = replica
     state.by_worker.setdefault(replica.worker, {})[record.where] = None
     state.orphans.pop(record.where, None)
+
+
+def spare(state: Directory, record: Artifact, worker: WorkerId) -> bool:
+    """Whether a worker's copy can go: it granted no lease on it, and another living worker has a whole one of its own.
+
+    Of two that give up the last two copies at once, the log keeps the first.
+    """
+    if any(lease.worker == worker for lease in record.leases.values()):
+        return False
+    others = (r for r in record.replicas.values() if r.worker != worker and r.view is None and r.lease is None)
+    return any(state.is_live(other.worker, other.incarnation) for other in others)
 
 
 def drop_replica(

@@ -19,6 +19,7 @@ from tensorbus.events import (
     aggregate,
 )
 from tensorbus.ids import ArtifactId, WorkerId
+from tensorbus.lifecycle._fold_operations import forget_operations
 from tensorbus.lifecycle._records import Purge, RoleLease, Touched, Verdict
 
 if TYPE_CHECKING:
@@ -86,7 +87,8 @@ def _kept_log(state: Directory, recorded: Recorded[Event]) -> Verdict:
             if kept.announced is None or fact.upto != kept.announced.upto or fact.upto <= kept.purged:
                 return Verdict(False, "duplicate" if fact.upto <= kept.purged else "missing")
             kept.purged, kept.forgotten = fact.upto, kept.announced.forget
-            return Verdict(True, touched=(LOG, *forget(state, kept.forgotten)))
+            operations = forget_operations(state, kept.forgotten)
+            return Verdict(True, touched=(LOG, *operations, *forget(state, kept.forgotten)))
     return Verdict(True, touched=(LOG,))
 
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from tensorbus.events import Event, Recorded, SessionEnded, SessionOpened, Tier
 from tensorbus.ids import WorkerId
 from tensorbus.lifecycle._fold_artifacts import drop_lease, drop_replica
+from tensorbus.lifecycle._fold_operations import lose
 from tensorbus.lifecycle._records import Session, Touched, Verdict
 
 if TYPE_CHECKING:
@@ -29,7 +30,8 @@ def _opened(state: Directory, recorded: Recorded[Event], fact: SessionOpened) ->
     before = state.sessions.get(fact.worker)
     if before is not None and before.incarnation == fact.incarnation:
         return Verdict(False, "duplicate")
-    touched = _forget_memory(state, fact.worker) if before is not None and before.live else ()
+    over = before is not None and before.live
+    touched = (*_forget_memory(state, fact.worker), *lose(state, fact.worker, recorded)) if over else ()
     state.sessions[fact.worker] = Session(
         worker=fact.worker,
         incarnation=fact.incarnation,
@@ -54,7 +56,8 @@ def _ended(state: Directory, recorded: Recorded[Event], fact: SessionEnded) -> V
     if not state.is_live(recorded.headers.author, recorded.headers.incarnation):
         return Verdict(False, "fenced")
     session.ended = recorded.seq
-    return Verdict(True, touched=(Touched("session", "", fact.worker), *_forget_memory(state, fact.worker)))
+    touched = (*_forget_memory(state, fact.worker), *lose(state, fact.worker, recorded))
+    return Verdict(True, touched=(Touched("session", "", fact.worker), *touched))
 
 
 def _forget_memory(state: Directory, worker: WorkerId) -> tuple[Touched, ...]:

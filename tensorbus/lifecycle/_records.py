@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from enum import StrEnum
 from typing import NamedTuple
 
-from tensorbus.events import DestroyReason, LeasePurpose, ManifestRef, Tier
+from tensorbus.events import DestroyReason, LeasePurpose, ManifestRef, StreamPosition, Tier
 from tensorbus.ids import ArtifactId, Incarnation, LeaseId, WorkerId
 
 
@@ -140,6 +141,56 @@ class Series:
     versions: dict[int, ArtifactId] = field(default_factory=dict)
 
 
+class OperationState(StrEnum):
+    """How an operation stands. ``lost``: the session of who carried it out ended first; what was done is unknown."""
+
+    RUNNING = "running"
+    SUCCEEDED = "succeeded"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+    LOST = "lost"
+
+
+@dataclass(frozen=True, slots=True)
+class Operation:
+    """An operation of one worker, from the fact that it began on.
+
+    Attributes:
+        where: Tenant and the caller's key.
+        worker: Who carries it out, in that incarnation.
+        args: JSON, as in :class:`tensorbus.events.OperationStarted`.
+        started: Sequence of that fact.
+        ended: Sequence of the fact that ended it, or its worker's session; ``None`` while it runs.
+        error: JSON of why it failed.
+        result: JSON of what came of it.
+    """
+
+    where: tuple[str, str]
+    operation: str
+    artifact: ArtifactId
+    args: str
+    worker: WorkerId
+    incarnation: Incarnation
+    principal: str
+    started: int
+    started_ns: int
+    state: OperationState = OperationState.RUNNING
+    ended: int | None = None
+    ended_ns: int | None = None
+    error: str | None = None
+    result: str | None = None
+    positions: tuple[StreamPosition, ...] = ()
+
+    @property
+    def running(self) -> bool:
+        return self.ended is None
+
+    @property
+    def body(self) -> tuple[str, ArtifactId, str, WorkerId]:
+        """What two that have the same key must agree in, to be the same operation."""
+        return self.operation, self.artifact, self.args, self.worker
+
+
 @dataclass(frozen=True, slots=True)
 class RoleLease:
     """Who has a role; ``token`` is the sequence of the grant, and in force until the next one.
@@ -195,7 +246,7 @@ class LogState:
 class Touched(NamedTuple):
     """Something that a fact changed, for those who follow it.
 
-    Its kind is ``artifact``, ``key``, ``series``, ``session``, ``role``, or ``log`` for the log itself.
+    Its kind is ``artifact``, ``key``, ``series``, ``session``, ``operation``, ``role``, or ``log`` for the log itself.
     """
 
     kind: str

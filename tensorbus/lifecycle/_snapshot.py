@@ -18,14 +18,15 @@ from tensorbus.errors import ConflictError, UnavailableError
 from tensorbus.ids import Incarnation, WorkerId
 from tensorbus.lifecycle._directory import Directory
 from tensorbus.lifecycle._fold_log import LOG
-from tensorbus.lifecycle._records import Artifact, CallerLease, Replica, Session, Touched
+from tensorbus.lifecycle._records import Artifact, CallerLease, Operation, Replica, Session, Touched
 
-FORMAT: Final = 1
+FORMAT: Final = 2
 NAME: Final = "tensorbus directory"
 PIECE_BYTES: Final = 64 * 1024
 ROWS_MAX: Final = 128
 """How many small things share a line."""
 
+_COUNTED: Final = ("heads", "sessions", "artifacts", "keys", "series", "operations", "roles")
 _SETTLED_AT_ONCE: Final = 64
 _encode: Final = json.JSONEncoder(separators=(",", ":")).encode
 _Place = tuple[WorkerId, Incarnation, str]
@@ -82,11 +83,12 @@ def _lines(state: Directory) -> Iterator[str]:
     yield from _artifacts(state)
     yield from _names(state)
     yield from _links(state)
+    yield from _operations(state)
     yield from _log(state)
 
 
 def _header(state: Directory) -> str:
-    counts = {name: len(getattr(state, name)) for name in ("heads", "sessions", "artifacts", "keys", "series", "roles")}
+    counts = {name: len(getattr(state, name)) for name in _COUNTED}
     return _encode(
         {
             "name": NAME,
@@ -183,6 +185,17 @@ def _links(state: Directory) -> Iterator[str]:
             yield _encode(["linked", tenant, digest, list(linked)])
     for batch in _batches((*where, owed_by) for where, owed_by in state.orphans.items()):
         yield _encode(["orphans", batch])
+
+
+def _operations(state: Directory) -> Iterator[str]:
+    return (_operation(each, _term(state, "operation", *where)) for where, each in state.operations.items())
+
+
+def _operation(o: Operation, term: str) -> str:
+    who = (o.worker, o.incarnation, o.principal)
+    positions = [(at.stream, at.seq) for at in o.positions]
+    life = (o.started, o.started_ns, o.state, o.ended, o.ended_ns, o.error, o.result, positions)
+    return _encode(["operation", term, *o.where, o.operation, o.artifact, o.args, *who, *life])
 
 
 def _log(state: Directory) -> Iterator[str]:

@@ -9,7 +9,16 @@ from typing import Any, Final
 from blake3 import blake3
 
 from tensorbus.errors import CorruptError, UnavailableError
-from tensorbus.events import Aggregate, BlobRef, DestroyReason, LeasePurpose, ManifestRef, Subjects, Tier
+from tensorbus.events import (
+    Aggregate,
+    BlobRef,
+    DestroyReason,
+    LeasePurpose,
+    ManifestRef,
+    StreamPosition,
+    Subjects,
+    Tier,
+)
 from tensorbus.ids import ArtifactId
 from tensorbus.lifecycle._directory import FOLD_VERSION, Directory
 from tensorbus.lifecycle._fold_log import LOG
@@ -18,6 +27,8 @@ from tensorbus.lifecycle._records import (
     CallerLease,
     Key,
     LogState,
+    Operation,
+    OperationState,
     Purge,
     Replica,
     ReplicaKey,
@@ -88,6 +99,7 @@ class Loader:
             "versions": self._versions,
             "linked": self._linked,
             "orphans": self._orphans,
+            "operation": self._operation,
             "role": self._role,
             "log": self._log,
         }
@@ -124,6 +136,8 @@ class Loader:
         if any(len(getattr(state, name)) != count for name, count in self._counts.items()):
             raise self._corrupt("something is in it twice or missing")
         state.restored(self.seq, self._terms, self._total)
+        for operation in sorted((o for o in state.operations.values() if not o.running), key=_end):
+            state.finished.setdefault(operation.worker, {})[operation.where] = None
         if state.hash() != self.hash or (verify and state.full_hash() != self.hash):
             raise self._corrupt("the state does not have the hash that it says")
         if verify:
@@ -282,6 +296,20 @@ class Loader:
             where = self._state.artifacts[tenant, artifact].where
             self._state.orphans[where] = None if owed_by is None else (self._one(owed_by[0]), self._one(owed_by[1]))
 
+    def _operation(self, row: _Row) -> None:
+        _, term, tenant, name, operation, artifact, args, *who, started, started_ns, outcome, ended, ended_ns = row[:15]
+        error, result, positions = row[15:]
+        where = (self._one(tenant), name)
+        worker, incarnation, principal = map(self._one, who)
+        self._state.operations[where] = found = Operation(
+            where, self._one(operation), artifact, args, worker, incarnation, principal, started, started_ns,
+            OperationState(outcome), ended, ended_ns, error, result,
+            tuple(StreamPosition(stream=stream, seq=seq) for stream, seq in positions),
+        )  # fmt: skip
+        if found.running:
+            self._state.running.setdefault(worker, {})[where] = None
+        self._note(Touched("operation", *where), term)
+
     def _role(self, row: _Row) -> None:
         _, term, role, worker, incarnation, token = row
         self._state.roles[role] = RoleLease(role, self._one(worker), self._one(incarnation), token)
@@ -298,3 +326,9 @@ def _manifest(said: str | list[Any]) -> ManifestRef:
         return ManifestRef(inline=said)
     digest, nbytes, chunks, author = said
     return ManifestRef(blob=BlobRef(digest=digest, nbytes=nbytes, chunks=chunks, author=author))
+
+
+def _end(operation: Operation) -> tuple[int, int]:
+    """By which the finished ones are in order: those of a session that ended did so together."""
+    assert operation.ended is not None, "only asked of what has ended"
+    return operation.ended, operation.started

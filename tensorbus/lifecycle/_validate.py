@@ -6,7 +6,8 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from tensorbus.events import Tier
-from tensorbus.lifecycle._records import Artifact
+from tensorbus.lifecycle._fold_operations import FINISHED_MAX
+from tensorbus.lifecycle._records import Artifact, Operation
 
 if TYPE_CHECKING:
     from tensorbus.lifecycle._directory import Directory
@@ -17,6 +18,7 @@ def violations(state: Directory) -> Iterator[str]:
     yield from _artifact_violations(state)
     yield from _name_violations(state)
     yield from _index_violations(state)
+    yield from _operation_violations(state)
     for about, seq in state.heads.items():
         if not (about.contested and 0 < seq <= state.seq):
             yield f"head of {about} is {seq} in a state at {state.seq}"
@@ -59,6 +61,27 @@ def _name_violations(state: Directory) -> Iterator[str]:
     for (_, name), series in state.series.items():
         if any(not 0 < number <= series.last for number in series.versions):
             yield f"series {name!r} has a version outside of 1..{series.last}"
+
+
+def _operation_violations(state: Directory) -> Iterator[str]:
+    indexed = {(w, o): True for w, of in state.running.items() for o in of}
+    yield from _difference("running", indexed, {(o.worker, o.where): True for o in _operations(state, running=True)})
+    indexed = {(w, o): True for w, of in state.finished.items() for o in of}
+    yield from _difference("finished", indexed, {(o.worker, o.where): True for o in _operations(state, running=False)})
+    for where, operation in state.operations.items():
+        if operation.where != where:
+            yield f"operation {where} holds {operation.where}"
+        if operation.running and not state.is_live(operation.worker, operation.incarnation):
+            yield f"operation {where} outlived its session"
+    for of in (*state.running.values(), *state.finished.values()):
+        if not len(of) > 0:
+            yield "operations keep an empty entry"
+    if any(len(of) > FINISHED_MAX for of in state.finished.values()):
+        yield "more operations are kept than should be"
+
+
+def _operations(state: Directory, *, running: bool) -> list[Operation]:
+    return [operation for operation in state.operations.values() if operation.running == running]
 
 
 def _index_violations(state: Directory) -> Iterator[str]:

@@ -20,6 +20,8 @@ from tensorbus.events import (
     Event,
     KeyBound,
     KeyUnbound,
+    OperationEnded,
+    OperationStarted,
     ReplicaAdded,
     ReplicaDropped,
     RoleGranted,
@@ -103,6 +105,10 @@ def _names(event: Event | UnknownEvent, author: str) -> tuple[str | None, str | 
             return event.tenant, event.artifact, None, None
         case SessionOpened() | SessionEnded():
             return None, None, None, event.worker
+        case OperationStarted():
+            return event.tenant, event.artifact, event.id, author
+        case OperationEnded():
+            return event.tenant, None, event.id, author
         case RoleGranted():
             return None, None, None, author
         case _:

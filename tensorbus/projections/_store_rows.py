@@ -12,7 +12,17 @@ from typing import Final, NamedTuple
 
 from tensorbus.events import AnyRecorded, ReplicaAdded, ReplicaDropped
 from tensorbus.ids import ArtifactId, LeaseId, WorkerId
-from tensorbus.lifecycle import Artifact, CallerLease, Directory, Key, Replica, ReplicaKey, Session, Verdict
+from tensorbus.lifecycle import (
+    Artifact,
+    CallerLease,
+    Directory,
+    Key,
+    Operation,
+    Replica,
+    ReplicaKey,
+    Session,
+    Verdict,
+)
 
 Where = tuple[str, ArtifactId]
 RowKey = int | tuple[object, ...]
@@ -79,6 +89,7 @@ class RowTracker:
         self._artifacts: dict[Where, _Held] = {}
         self._keys: dict[tuple[str, str], Key] = {}
         self._sessions: dict[WorkerId, tuple[int, int | None]] = {}
+        self._operations: dict[tuple[str, str], Operation] = {}
         self._roles: dict[str, int] = {}
         self.restart()
 
@@ -108,12 +119,14 @@ class RowTracker:
         """Every row of the state as it is, for one who has none yet; the tracker starts from here."""
         state = self._state
         self._seq = state.seq
-        for index in (self._artifacts, self._keys, self._sessions, self._roles):
+        for index in (self._artifacts, self._keys, self._sessions, self._operations, self._roles):
             index.clear()
         for worker in state.sessions:
             yield from self._session(worker)
         for role in state.roles:
             yield from self._role(role)
+        for operation in state.operations:
+            yield from self._operation(operation)
         for where in state.artifacts:
             yield from self._artifact(where)
         for key in state.keys:
@@ -130,6 +143,8 @@ class RowTracker:
                 return self._key(name)
             case "session":
                 return self._session(WorkerId(name[1]))
+            case "operation":
+                return self._operation(name)
             case "role":
                 return self._role(name[1])
             case _:  # a series changes by its artifacts; the log itself has no row
@@ -192,6 +207,17 @@ class RowTracker:
         elif old != (session.opened, session.ended):
             self._sessions[worker] = (session.opened, session.ended)
             yield Change("sessions", old[0] if old else None, session.opened, _session_row(session))
+
+    def _operation(self, where: tuple[str, str]) -> Iterator[Change]:
+        old, new = self._operations.get(where), self._state.operations.get(where)
+        if old is new:
+            return
+        if new is None:
+            del self._operations[where]
+            yield Change("operations", old.started if old else None, None)
+        else:
+            self._operations[where] = new
+            yield Change("operations", old.started if old else None, new.started, _operation_row(new))
 
     def _role(self, role: str) -> Iterator[Change]:
         lease, old = self._state.roles[role], self._roles.get(role)
@@ -274,3 +300,10 @@ def _session_row(session: Session) -> tuple[object, ...]:
     says = (session.host, list(session.roles), session.data, session.control, session.pool_bytes, session.ttl_ns)
     life = (session.opened, session.opened_ns, session.live, session.ended)
     return (session.worker, session.incarnation, *says, session.pid, session.version, *life)
+
+
+def _operation_row(operation: Operation) -> tuple[object, ...]:
+    what = (operation.operation, operation.artifact, operation.args)
+    who = (operation.worker, operation.incarnation, operation.principal or None)
+    life = (operation.started, operation.started_ns, operation.state, operation.ended, operation.ended_ns)
+    return (*operation.where, *what, *who, *life, operation.error, operation.result)

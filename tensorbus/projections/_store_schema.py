@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
 
-SCHEMA_VERSION: Final = 1
+SCHEMA_VERSION: Final = 2
 """A file of another version is not read but made anew (``tensorbus store rebuild``)."""
 
 TEXT, NUMBER, SIGNED, FLAG, TEXTS = "VARCHAR", "UBIGINT", "BIGINT", "BOOLEAN", "VARCHAR[]"
@@ -71,8 +71,8 @@ FACTS: Final = (
     Column("about", TEXT, "The aggregate's id in the subject."),
     Column("tenant", TEXT, "Tenant of what it is about; NULL where there is none."),
     Column("artifact", TEXT, "Artifact that it names."),
-    Column("name", TEXT, "The key or series that it is about; for a put, the key it is meant for."),
-    Column("worker", TEXT, "Worker that it is about: whose session, copy, lease or role."),
+    Column("name", TEXT, "The key, series or operation that it is about; for a put, the key it is meant for."),
+    Column("worker", TEXT, "Worker that it is about: whose session, copy, lease, operation or role."),
     Column("author", TEXT, "Worker that wrote it."),
     Column("incarnation", TEXT, "The author's life in which it did."),
     Column("principal", TEXT, "For whom the author spoke; NULL for itself."),
@@ -207,6 +207,29 @@ ENTITIES: Final = (
             Column("opened_ns", SIGNED, "When, nanoseconds since the Unix epoch."),
             Column("live", FLAG, "Whether it is open."),
             Column("ended", NUMBER, "Sequence of its end."),
+        ),
+    ),
+    Entity(
+        "operations",
+        "Operations that run, and the newest of each worker that have ended.",
+        ("tenant", "id"),
+        ("started",),
+        (
+            _TENANT,
+            Column("id", TEXT, "The caller's key."),
+            Column("operation", TEXT, "What is done, see docs/operations-api.md."),
+            _ARTIFACT,
+            Column("args", TEXT, "Its other arguments, JSON."),
+            Column("worker", TEXT, "Worker that carries it out."),
+            _INCARNATION,
+            Column("principal", TEXT, "For whom."),
+            Column("started", NUMBER, "Sequence of the fact that it began with."),
+            Column("started_ns", SIGNED, "When, nanoseconds since the Unix epoch."),
+            Column("state", TEXT, "running, succeeded, failed, cancelled; lost once its worker's session ended first."),
+            Column("ended", NUMBER, "Sequence of the fact that ended it; NULL while it runs."),
+            Column("ended_ns", SIGNED, "When, nanoseconds since the Unix epoch."),
+            Column("error", TEXT, "Why it did not succeed, JSON."),
+            Column("result", TEXT, "What came of it, JSON."),
         ),
     ),
     Entity(

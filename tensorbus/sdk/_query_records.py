@@ -32,6 +32,7 @@ class State:
         position: Where in the log.
         first: Sequence at which the store's history begins; 0: with the log.
         sessions: The workers.
+        operations: Those that run, and the newest that have ended.
         roles: Who has which role that one worker at a time may have.
     """
 
@@ -44,6 +45,7 @@ class State:
     views: tuple[Row, ...] = ()
     leases: tuple[Row, ...] = ()
     sessions: tuple[Row, ...] = ()
+    operations: tuple[Row, ...] = ()
     roles: tuple[Row, ...] = ()
 
 
@@ -56,7 +58,8 @@ class StateChange:
 
     Attributes:
         change: ``added``, ``removed`` or ``changed``.
-        kind: What it is: ``artifact``, ``replica``, ``key``, ``version``, ``view``, ``lease``, ``session`` or ``role``.
+        kind: What it is: ``artifact``, ``replica``, ``key``, ``version``, ``view``, ``lease``, ``session``, ``operation`` or
+            ``role``.
         before: Its row in the earlier state, ``None`` if it was not there.
         after: Its row in the later one.
     """

@@ -25,7 +25,7 @@ KEPT_WHOLE: Final = frozenset({"archive", "trunc", "fold"})
 """Kinds that are never purged: few, and who reads the archive needs them."""
 OWN: Final = ("Archived", "LogPurged", "PurgeCompleted")
 """What the keeper itself says is no reason to archive or store anything."""
-UNGUARDED: Final = ("replica", "clease")
+UNGUARDED: Final = ("replica", "clease", "op")
 """Kinds of one author, on which nothing is compared: all of them goes."""
 
 

@@ -17,7 +17,9 @@ from tensorbus.events import (
     STORE_ROLE,
     AnyRecorded,
     DestroyReason,
+    DropReason,
     FoldRaised,
+    OperationOutcome,
     RoleGranted,
     SessionEnd,
     SessionEnded,
@@ -73,6 +75,11 @@ def outcome(state: Directory) -> dict[str, Any]:
             {"roles": {r.role: [r.worker, r.incarnation, r.token] for r in state.roles.values()}} if state.roles else {}
         ),
         **({"log": asdict(state.log)} if state.log != LogState() else {}),
+        **(
+            {"operations": {"/".join(w): [o.worker, o.state] for w, o in state.operations.items()}}
+            if state.operations
+            else {}
+        ),
         "orphans": {f"{tenant}/{artifact}": by for (tenant, artifact), by in state.orphans.items()},
         "dropped": state.dropped,
         "gaps": state.gaps,
@@ -98,6 +105,7 @@ def history() -> h.Log:
     log.say(h.added, h.W2, artifact=h.D1, view=h.V1, tier=Tier.VRAM)
     log.say(h.added, h.W2, artifact=h.D1, tier=Tier.DISK)
     log.say(h.dropped, h.W1, artifact=h.D1)
+    _operations(log)
     log.say(h.granted, h.W2, artifact=h.D1, lease=h.L2)
     log.append(h.unbound("ключ \U0001f511", h.D1))
     log.append(h.put(h.Y, h.D2, tier=Tier.SOURCE), h.W2)
@@ -113,6 +121,18 @@ def history() -> h.Log:
     return log
 
 
+def _operations(log: h.Log) -> None:
+    """One of each end, one that is lost with its session, and a copy that may not go."""
+    for id in ("fetch", "evict", "stop", "left"):
+        log.say(h.began, h.W2, id=id, operation="evict" if id == "evict" else "prefetch", artifact=h.D1)
+    log.say(h.began, h.W1, id="fetch", artifact=h.D1)
+    log.say(h.done, h.W2, id="fetch")
+    log.say(h.dropped, h.W2, artifact=h.D1, reason=DropReason.ASKED)
+    log.say(h.done, h.W2, id="evict", outcome=OperationOutcome.FAILED, error='{"kind":"conflict"}')
+    log.say(h.done, h.W2, id="stop", outcome=OperationOutcome.CANCELLED, error='{"kind":"cancelled"}')
+    log.say(h.done, h.W2, id="never")
+
+
 def _kept(log: h.Log) -> None:
     """What the store says: archive, snapshot, purge; what it loses; a fold that is not known yet."""
     log.append(RoleGranted(role=STORE_ROLE), h.W1, h.SECOND)
@@ -124,6 +144,9 @@ def _kept(log: h.Log) -> None:
     log.append(h.purge(upto + 1, upto), h.W1, h.FIRST)
     log.append(h.truncated(log.state.seq + 5, log.state.seq), h.W1, h.SECOND)
     log.append(h.purged(upto, upto), h.W1, h.SECOND)
+    for id in ("kept", "runs"):
+        log.say(h.began, h.W1, h.SECOND, id=id, operation="replicate", artifact=h.D1)
+    log.say(h.done, h.W1, h.SECOND, id="kept")
     log.append(FoldRaised(stream="TB", version=1), h.W1, h.SECOND)
     log.append(FoldRaised(stream="TB", version=4096), h.W1, h.SECOND)
     log.append(h.put(h.ArtifactId("after")), h.W1, h.SECOND)

@@ -124,7 +124,7 @@ async def unusable(cluster: MemoryCluster, store: Keeper, how: str) -> Stored:
     if how == "newer fold":
         return await store.snapshot(sealed(written.replace(b'"fold":1', b'"fold":2')))
     if how == "newer format":
-        return await store.snapshot(sealed(written.replace(b'"format":1', b'"format":2')))
+        return await store.snapshot(sealed(written.replace(b'"format":2', b'"format":3')))
     assert how == "another state"
     return await store.snapshot(b"".join(dump(Directory(cluster.subjects))))
 

@@ -31,6 +31,9 @@ from tensorbus.events import (
     LogPurged,
     LogTruncated,
     ManifestRef,
+    OperationEnded,
+    OperationOutcome,
+    OperationStarted,
     PurgeCompleted,
     Recorded,
     ReplicaAdded,
@@ -40,6 +43,7 @@ from tensorbus.events import (
     SessionEnded,
     SessionOpened,
     SnapshotTaken,
+    StreamPosition,
     Tier,
     UnknownEvent,
     VersionPublished,
@@ -177,9 +181,32 @@ def added(
 
 
 def dropped(
-    number: int, artifact: ArtifactId = X, *, view: ArtifactId | None = None, tier: Tier = Tier.DRAM
+    number: int,
+    artifact: ArtifactId = X,
+    *,
+    view: ArtifactId | None = None,
+    tier: Tier = Tier.DRAM,
+    reason: DropReason = DropReason.EVICTED,
 ) -> ReplicaDropped:
-    return ReplicaDropped(tenant=T, artifact=artifact, view=view, tier=tier, reason=DropReason.EVICTED, number=number)
+    return ReplicaDropped(tenant=T, artifact=artifact, view=view, tier=tier, reason=reason, number=number)
+
+
+def began(number: int, id: str = "op1", operation: str = "prefetch", artifact: ArtifactId = X) -> OperationStarted:
+    return OperationStarted(tenant=T, id=id, operation=operation, artifact=artifact, args="{}", number=number)
+
+
+def done(
+    number: int, id: str = "op1", outcome: OperationOutcome = OperationOutcome.SUCCEEDED, *, error: str | None = None
+) -> OperationEnded:
+    return OperationEnded(
+        tenant=T,
+        id=id,
+        outcome=outcome,
+        error=error,
+        result=None if error else '{"nbytes":64}',
+        positions=(StreamPosition(stream="TB", seq=7),),
+        number=number,
+    )
 
 
 def granted(number: int, artifact: ArtifactId = X, lease: LeaseId = L1) -> CallerLeaseGranted:
@@ -232,6 +259,7 @@ leases = st.sampled_from((L1, L2))
 tiers = st.sampled_from((Tier.DRAM, Tier.DISK, Tier.VRAM))
 keys = st.sampled_from(("k", "a.b *>\n"))
 number = st.integers(-1, 9)
+operation_ids = st.sampled_from(("op1", "op2", "op3"))
 
 facts: tuple[st.SearchStrategy[Event], ...] = (
     st.builds(put, artifacts, digests, tier=tiers),
@@ -248,6 +276,9 @@ facts: tuple[st.SearchStrategy[Event], ...] = (
     st.builds(destroyed, artifacts, st.sampled_from(DestroyReason)),
     st.builds(opened, workers, incarnations),
     st.builds(ended, workers, incarnations),
+    st.builds(began, number, operation_ids, st.sampled_from(("prefetch", "evict")), artifacts),
+    st.builds(done, number, operation_ids, st.sampled_from(OperationOutcome), error=st.sampled_from((None, "{}"))),
+    st.builds(dropped, number, artifacts, tier=tiers, reason=st.just(DropReason.ASKED)),
 )
 store_facts: tuple[st.SearchStrategy[Event], ...] = (
     st.just(RoleGranted(role=STORE_ROLE)),
@@ -289,6 +320,8 @@ steps = st.builds(
         facts[5],
         facts[6],
         facts[9],
+        facts[14],
+        facts[15],
         *store_facts,
         store_facts[4],
         st.one_of(raised, st.builds(UnknownEvent, st.just("FromTheFuture"))),
@@ -331,7 +364,10 @@ def _write(log: Log, step: Step) -> None:
 
 
 def in_line(event: Event | UnknownEvent, state: Directory, number: int) -> Event | UnknownEvent:
-    if isinstance(event, (ReplicaAdded, ReplicaDropped, CallerLeaseGranted, CallerLeaseEnded)):
+    if isinstance(
+        event,
+        ReplicaAdded | ReplicaDropped | CallerLeaseGranted | CallerLeaseEnded | OperationStarted | OperationEnded,
+    ):
         return replace(event, number=number)
     if isinstance(event, VersionPublished):
         series = state.one_series(T, event.name)

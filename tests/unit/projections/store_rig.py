@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from tensorbus.events import AnyRecorded, Subjects
-from tensorbus.lifecycle import FOLD_VERSION, Artifact, Directory, Session
+from tensorbus.lifecycle import FOLD_VERSION, Artifact, Directory, Operation, Session
 from tensorbus.projections import Applied, GlobalStore, RowTracker
 from tests.unit.lifecycle import history as h
 
@@ -81,6 +81,7 @@ def expected(state: Directory) -> Rows:
             for (tenant, name), key in state.keys.items()
         },
         "sessions": {_session(session) for session in state.sessions.values()},
+        "operations": {_operation(operation) for operation in state.operations.values()},
         "roles": {(r.role, r.worker, r.incarnation, r.token) for r in state.roles.values()},
     }
     for record in state.artifacts.values():
@@ -101,6 +102,12 @@ def expected(state: Directory) -> Rows:
 def _session(s: Session) -> tuple[Any, ...]:
     says = (s.host, s.roles, s.data, s.control, s.pool_bytes, s.ttl_ns, s.pid, s.version)
     return (s.worker, s.incarnation, *says, s.opened, s.opened_ns, s.ended is None, s.ended)
+
+
+def _operation(o: Operation) -> tuple[object, ...]:
+    who = (o.worker, o.incarnation, o.principal or None)
+    life = (o.started, o.started_ns, str(o.state), o.ended, o.ended_ns, o.error, o.result)
+    return (*o.where, o.operation, o.artifact, o.args, *who, *life)
 
 
 def _artifact(r: Artifact) -> tuple[Any, ...]:
