@@ -11,6 +11,11 @@ from tensorbus.transport._bulk_talk import BulkOwner, BulkSink, BulkSource, Sour
 from tensorbus.transport._channel import Channel, PeerInfo, SocketChannel
 from tensorbus.transport._connection import Connection, Push, Reply
 from tensorbus.transport._copy import copy_and_hash, default_threads, hash_bytes
+from tensorbus.transport._device import Device, DeviceBuffer, DeviceExport, DeviceStream, HostMemory, PageLock
+from tensorbus.transport._device_cuda import CudaDevice, cuda_devices
+from tensorbus.transport._device_host import HostDevice
+from tensorbus.transport._device_runtime import cuda_missing
+from tensorbus.transport._device_staging import StagingPlan
 from tensorbus.transport._fds import Fds
 from tensorbus.transport._frames import Decoder, Frame, LocalProtocolError, RemoteProtocolError, encode
 from tensorbus.transport._maps import PinnedMap, map_private, map_shared, populate
@@ -39,15 +44,23 @@ __all__ = [
     "BulkSource",
     "Channel",
     "Connection",
+    "CudaDevice",
     "Decoder",
+    "Device",
+    "DeviceBuffer",
+    "DeviceExport",
+    "DeviceStream",
     "Fds",
     "Frame",
     "Handler",
+    "HostDevice",
+    "HostMemory",
     "Listener",
     "LocalProtocolError",
     "MemoryChannel",
     "OpenedSource",
     "Origin",
+    "PageLock",
     "PeerInfo",
     "PeerSession",
     "PinWatch",
@@ -63,6 +76,7 @@ __all__ = [
     "SocketChannel",
     "SourceTables",
     "Span",
+    "StagingPlan",
     "TlsFiles",
     "Transfer",
     "TransferReport",
@@ -71,6 +85,8 @@ __all__ = [
     "connect_tcp",
     "connect_unix",
     "copy_and_hash",
+    "cuda_devices",
+    "cuda_missing",
     "cut",
     "default_threads",
     "encode",
