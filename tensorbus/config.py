@@ -32,6 +32,14 @@ _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*(B|[KMGT]i?B)?", re.IGNORECASE)
 _POWERS: Final = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
 
 
+class Eviction(StrEnum):
+    """What leaves memory first."""
+
+    LRU = "lru"
+    LFU = "lfu"
+    S3FIFO = "s3fifo"
+
+
 class LogLevel(StrEnum):
     """How much is logged."""
 
@@ -186,6 +194,20 @@ class Settings(BaseModel):
     reserve_bytes: Size = Field(
         0, description="Part of the pool that is made ready at start, in bytes or as 1GiB; 0 to pool_bytes."
     )
+    memory_high: Annotated[float, Field(gt=0, le=1, allow_inf_nan=False)] = Field(
+        0.95, description="Part of the pool in use from which copies leave memory by themselves; over 0, at most 1."
+    )
+    memory_low: Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)] = Field(
+        default_factory=lambda data: max(0.0, float(data["memory_high"]) - 0.1),
+        description="Part of the pool down to which they do; 0 to memory_high (default: a tenth of the pool less).",
+    )
+    eviction: Eviction = Field(Eviction.LRU, description="What leaves memory first: lru, lfu or s3fifo.")
+    disk_bytes: Size = Field(
+        0, description="Disk for replicas that leave memory, or are to survive it, in bytes or as 100GiB; 0 uses none."
+    )
+    disk_dir: Annotated[Path, AfterValidator(_absolute)] | None = Field(
+        None, description="Folder for these; workers may share one (default: disk in the home)."
+    )
     timeout_s: Annotated[float, Field(gt=0, le=86400, allow_inf_nan=False)] = Field(
         30.0, description="Seconds that a call may take when it names no timeout; over 0, at most 86400."
     )
@@ -259,6 +281,8 @@ class Settings(BaseModel):
             raise ValueError("nats_tls_cert and nats_tls_key go together")
         if len({self.data_tls_cert is None, self.data_tls_key is None, self.data_tls_ca is None}) == 2:
             raise ValueError("data_tls_cert, data_tls_key and data_tls_ca go together")
+        if self.memory_low > self.memory_high:
+            raise ValueError(f"memory_low {self.memory_low:g} must be at most memory_high {self.memory_high:g}")
         if self.reserve_bytes > self.pool_bytes:
             raise ValueError(f"reserve_bytes {self.reserve_bytes} must be at most pool_bytes {self.pool_bytes}")
         return self

@@ -30,6 +30,7 @@ def worker(resolved: Resolved, *, roles: str, parent: int | None, as_json: bool)
     """
     if parent is not None:
         end_with(parent)
+    from tensorbus.policies import eviction
     from tensorbus.telemetry import setup_logging
     from tensorbus.transport import WorkerCard
     from tensorbus.workers import run_process
@@ -54,5 +55,7 @@ def worker(resolved: Resolved, *, roles: str, parent: int | None, as_json: bool)
             print("ready", " ".join(words), flush=True)
 
     chosen = tuple(role.strip() for role in roles.split(",") if role.strip())
-    run_process(resolved.settings, roles=chosen, ready=ready)
+    run_process(
+        resolved.settings, roles=chosen, ready=ready, eviction=lambda name, nbytes: eviction(name, nbytes=nbytes)
+    )
     sys.stdout.flush()

@@ -88,6 +88,11 @@ class Segment:
         return len(self._arena.reader_pins) if self._arena.user is self else 0
 
     @property
+    def in_use(self) -> bool:
+        """Whether somebody maps the segment, or copies from it."""
+        return self._arena.user is self and bool(self._arena.reader_pins or self._arena.leases)
+
+    @property
     def writer_mapped(self) -> bool:
         """Whether the writer still has its mapping from an earlier use; else give it :meth:`open_writer`."""
         return self._arena.user is self and bool(self._arena.writer_pins)

@@ -14,27 +14,32 @@ from tensorbus.ids import ArtifactId
 from tensorbus.lifecycle import Artifact, rules
 from tensorbus.model import Layout, Manifest
 from tensorbus.projections import artifact_info
-from tensorbus.transport import BulkServer, BulkSink, BulkSource, Pool, Segment, TlsFiles
+from tensorbus.transport import BulkServer, BulkSink, BulkSource, Segment, TlsFiles
 from tensorbus.workers import _requests as ask
 from tensorbus.workers._core import Core
+from tensorbus.workers._fetch import Fetches
 from tensorbus.workers._permits import PermitAsk, Permits, parse_ask
-from tensorbus.workers._puts import Incoming, Puts, Taken, digest_held, known_outcome
+from tensorbus.workers._puts import Incoming, Placement, Puts, Taken, digest_held, known_outcome
 from tensorbus.workers._store import Held, Store
+from tensorbus.workers._tiers import Tiers
 
 T = TypeVar("T")
 
 ASK_S = 30.0
+ROOM_S = 300.0
+"""Until what leaves memory has made room for what comes."""
 
 
 class BulkSide:
     """Owner of the bytes that the bulk server moves. The worker's loop decides, the server's threads wait for it."""
 
-    def __init__(self, core: Core, pool: Pool, store: Store, puts: Puts) -> None:
+    def __init__(self, core: Core, store: Store, puts: Puts, fetches: Fetches, tiers: Tiers) -> None:
         self._core = core
         self._permits = Permits(core.ids, core.clock)
-        self._pool = pool
         self._store = store
         self._puts = puts
+        self._fetches = fetches
+        self._tiers = tiers
         self._loop = asyncio.get_running_loop()
         self._server: BulkServer | None = None
 
@@ -62,7 +67,7 @@ class BulkSide:
 
     def open_sink(self, request: Mapping[str, object], nbytes: int) -> BulkSink:
         permit = self._on_loop(self._allowed(request, "put"), timeout_s=ASK_S)
-        segment = self._pool.allocate(nbytes, tenant=permit.tenant, writer=None)
+        segment = self._on_loop(self._tiers.allocate(nbytes, tenant=permit.tenant), timeout_s=ROOM_S)
         segment.label = "a put over TCP"
         handed_in: list[Segment] = []
         return BulkSink(
@@ -89,6 +94,8 @@ class BulkSide:
     async def _held(self, asked: PermitAsk) -> Held:
         record = await self._resolved(asked)
         held = self._store.get(asked.tenant, record.artifact)
+        if held is None:
+            held = await self._fetches.reload(record, deadline=Deadline(ASK_S, what="reading it from disk"))
         if held is None:
             raise NotFoundError(
                 f"worker {self._core.me.worker} does not hold artifact {record.artifact!r}", artifact=record.artifact
@@ -138,6 +145,7 @@ class BulkSide:
             given=asked.id,
             key=asked.key,
             rebind=asked.rebind,
+            disk=Placement(asked.disk),
         )
 
         async def take() -> Taken:

@@ -3,24 +3,26 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import partial
 
-from tensorbus.errors import ConflictError, InvalidArgumentError, NotFoundError
+from tensorbus.clock import Deadline
+from tensorbus.errors import ConflictError, InvalidArgumentError, NotFoundError, UnavailableError
 from tensorbus.events import LeasePurpose
 from tensorbus.ids import LeaseId, new_lease_id
 from tensorbus.lifecycle import Artifact, rules
 from tensorbus.model import Layout, Manifest
 from tensorbus.projections import artifact_info
-from tensorbus.transport import Fds, Pool, Reply, Request, Segment, TransferReport, page_round
+from tensorbus.transport import Fds, Reply, Request, Segment, TransferReport, page_round
 from tensorbus.workers import _requests as ask
 from tensorbus.workers._callers import Caller
 from tensorbus.workers._core import Core, off_loop
 from tensorbus.workers._directory_ops import Op, elsewhere
 from tensorbus.workers._fetch import Fetches
 from tensorbus.workers._leases import Leases
-from tensorbus.workers._puts import Incoming, Lease, Puts, Taken, known_outcome
+from tensorbus.workers._puts import Incoming, Lease, Placement, Puts, Taken, known_outcome
 from tensorbus.workers._store import Held, Store
+from tensorbus.workers._tiers import Tiers
 
 TENSOR_JSON_BYTES = 100
 """About what a tensor takes in a manifest's JSON."""
@@ -29,9 +31,9 @@ TENSOR_JSON_BYTES = 100
 class BytesOps:
     """Operations on memory. What a connection was given and did not hand in goes back when it ends."""
 
-    def __init__(self, core: Core, *, pool: Pool, store: Store, puts: Puts, fetches: Fetches, leases: Leases) -> None:
+    def __init__(self, core: Core, *, tiers: Tiers, store: Store, puts: Puts, fetches: Fetches, leases: Leases) -> None:
         self._core = core
-        self._pool = pool
+        self._tiers = tiers
         self._store = store
         self._puts = puts
         self._fetches = fetches
@@ -48,6 +50,8 @@ class BytesOps:
             "release": self.release,
             "pin": self.pin,
             "open": self.open,
+            "persist": self.persist,
+            "evict": self.evict,
         }
 
     def gone(self, caller: Caller) -> None:
@@ -65,7 +69,11 @@ class BytesOps:
         if asked.purpose == "empty":
             # A name of its own: memory that the user has in hand is never offered again as a buffer for a put.
             writer = f"{caller.id}/{self._core.ids.hex(4)}"
-        segment = self._pool.allocate(asked.nbytes, tenant=caller.tenant, writer=writer, fresh=asked.fresh)
+        async with request.deadline.scope():
+            segment = await self._tiers.allocate(asked.nbytes, tenant=caller.tenant, writer=writer, fresh=asked.fresh)
+        if caller.session.closed:  # it went while room was made: nobody would give the segment back
+            segment.release()
+            raise UnavailableError("the caller's connection ended")
         segment.label = f"memory of process {caller.pid}"
         data: dict[str, object] = {
             "segment": segment.id,
@@ -97,7 +105,7 @@ class BytesOps:
         asked = ask.parse(ask.Commit, request.args, op="commit")
         manifest = await self._manifest(request)
         parts = self._take_parts(caller, [(asked.segment, asked.generation)])
-        incoming = self._incoming(caller, asked, manifest, parts, lease=None)
+        incoming = replace(self._incoming(caller, asked, manifest, parts, lease=None), disk=Placement(asked.disk))
         taken = await self._carry(caller, incoming, digest=False, name="put")
         return self._taken(caller, taken)
 
@@ -228,13 +236,39 @@ class BytesOps:
     async def pin(self, caller: Caller, request: Request) -> Reply:
         asked = ask.parse(ask.Pin, request.args, op="pin")
         record = self._resolve(caller, asked.artifact)
-        await self._fetches.ensure(caller.tenant, record.artifact, deadline=request.deadline)
-        work = self._leases.pin(caller, record.artifact, ttl_s=asked.ttl_s, deadline=known_outcome())
+        work = self._pin(caller, record, asked.ttl_s, request.deadline)
         lease, position = await self._core.finish(
             work, name="pin", unwanted=lambda granted: self._end_unknown(caller, granted[0])
         )
         undo = partial(self._end_unknown, caller, lease)
         return Reply({"lease": lease, "position": position}, undo=undo)
+
+    async def _pin(
+        self, caller: Caller, record: Artifact, ttl_s: float | None, deadline: Deadline
+    ) -> tuple[LeaseId, int]:
+        with self._tiers.using(record.where):  # what is about to be pinned must not leave before it is
+            await self._fetches.ensure(caller.tenant, record.artifact, deadline=deadline)
+            return await self._leases.pin(caller, record.artifact, ttl_s=ttl_s, deadline=known_outcome())
+
+    # -- tiers --------------------------------------------------------------------------------------------------------
+
+    async def persist(self, caller: Caller, request: Request) -> Reply:
+        """Have the artifact on this worker's disk for as long as it lives; fetches it first if it is not here."""
+        asked = ask.parse(ask.OneArtifact, request.args, op="persist")
+        record = self._resolve(caller, asked.artifact)
+        async with request.deadline.scope():
+            with self._tiers.using(record.where):
+                held, _ = await self._fetches.ensure(caller.tenant, record.artifact, deadline=request.deadline)
+                position = await self._tiers.persist(held, must=True)
+        return Reply({"position": position, "worker": self._core.me.worker})
+
+    async def evict(self, caller: Caller, request: Request) -> Reply:
+        """Drop this worker's copies of an artifact, which lives on elsewhere."""
+        asked = ask.parse(ask.OneArtifact, request.args, op="evict")
+        record = self._resolve(caller, asked.artifact)
+        async with request.deadline.scope():
+            position = await self._tiers.evict(record.where)
+        return Reply({"position": position, "worker": self._core.me.worker})
 
     def _end_unknown(self, caller: Caller, lease: LeaseId) -> None:
         """End a lease that the caller was granted and never learned of."""

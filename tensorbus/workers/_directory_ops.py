@@ -239,7 +239,8 @@ class DirectoryOps:
         heartbeat = self._core.beats.figures()
         store = None if self._core.store_stats is None else self._core.store_stats()
         figures = {"pool": pool, "directory": directory, "callers": len(self._callers), "heartbeat": heartbeat}
-        return Reply({**figures, "store": store})
+        disk = None if self._core.disk_stats is None else self._core.disk_stats()
+        return Reply({**figures, "store": store, "disk": disk})
 
     async def events_open(self, caller: Caller, request: Request) -> Reply:
         asked = ask.parse(ask.EventsOpen, request.args, op="events_open")

@@ -40,9 +40,11 @@ from tensorbus.transport import (
 )
 from tensorbus.workers._core import Core, off_loop
 from tensorbus.workers._directory_ops import sources_of
+from tensorbus.workers._disk import DiskTier
 from tensorbus.workers._permits import PermitAsk, ask_permit, ask_permits
 from tensorbus.workers._puts import Puts, digest_held, known_outcome
 from tensorbus.workers._store import Held, Store, Where, spans_of
+from tensorbus.workers._tiers import Tiers
 
 log = logging.getLogger("tensorbus.workers")
 
@@ -62,6 +64,7 @@ LET_GO_LOOK_S = 0.005
 
 
 HERE = TransferReport(path="shm", why="held by the worker of this host")
+RELOADED = TransferReport(path="disk", why="it was on this worker's disk")
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,8 +102,20 @@ class _Opened:
 class Fetches:
     """All transfers into this worker. A transfer belongs to the worker; who waits for it may give up."""
 
-    def __init__(self, core: Core, pool: Pool, store: Store, puts: Puts, how: How | None = None) -> None:
+    def __init__(
+        self,
+        core: Core,
+        pool: Pool,
+        store: Store,
+        puts: Puts,
+        how: How | None = None,
+        *,
+        tiers: Tiers | None = None,
+        disk: DiskTier | None = None,
+    ) -> None:
         self._how = how or How(Ways())
+        self._tiers = tiers
+        self._disk = disk
         self._core = core
         self._pool = pool
         self._store = store
@@ -117,6 +132,7 @@ class Fetches:
         record = rules.live_artifact(self._core.state, tenant=tenant, artifact=artifact)
         held = self._store.get(tenant, record.artifact)
         if held is not None:
+            self._store.used(held.where)
             return held, HERE
         where = (tenant, record.artifact)
         running = self._running.get(where)
@@ -128,8 +144,22 @@ class Fetches:
         async with deadline.scope():
             return await asyncio.shield(running)
 
+    async def reload(self, record: Artifact, *, deadline: Deadline) -> Held | None:
+        """Have the bytes here if they are on this worker's disk, for somebody who was sent here for them."""
+        if self._disk is None or self._disk.get(record.where) is None:
+            return None
+        held, _ = await self.ensure(record.tenant, record.artifact, deadline=deadline)
+        return held
+
     async def _fetch(self, record: Artifact) -> tuple[Held, TransferReport]:
         failures: list[TensorbusError] = []
+        try:
+            held = None if self._disk is None else await self._disk.read(record, self._room)
+        except (CorruptError, UnavailableError) as error:
+            failures.append(error)
+        else:
+            if held is not None:
+                return await self._here(held, RELOADED)
         for source in self._sources(record):
             try:
                 held = await self._from(source, record)
@@ -137,15 +167,19 @@ class Fetches:
                 log.warning("fetch failed: artifact=%s source=%s reason=%s", record.artifact, source.worker, error)
                 failures.append(error)
                 continue
-            try:
-                held, _ = await self._puts.add_replica(held, deadline=known_outcome())
-            except ConflictError:
-                # It ended while it came. What lives under its id now, if anything does, is another life of it.
-                now = rules.live_artifact(self._core.state, tenant=held.tenant, artifact=held.artifact)
-                return await self._fetch(now)
-            return held, held.came or TransferReport(path="tcp", why=f"from worker {source.worker}")
+            return await self._here(held, TransferReport(path="tcp", why=f"from worker {source.worker}"))
         await self._catch_up()
         raise self._no_source(record, failures)
+
+    async def _here(self, held: Held, report: TransferReport) -> tuple[Held, TransferReport]:
+        """Say that what came is held here."""
+        try:
+            held, _ = await self._puts.add_replica(held, deadline=known_outcome())
+        except ConflictError:
+            # It ended while it came. What lives under its id now, if anything does, is another life of it.
+            now = rules.live_artifact(self._core.state, tenant=held.tenant, artifact=held.artifact)
+            return await self._fetch(now)
+        return held, held.came or report
 
     async def _catch_up(self) -> None:
         """A source may know of an end that has not come here: what is gone must not be called unreachable."""
@@ -258,6 +292,8 @@ class Fetches:
         patience = Deadline(LET_GO_S)
         while True:
             try:
+                if self._tiers is not None:
+                    return await self._tiers.allocate(nbytes, tenant=tenant)
                 return self._pool.allocate(nbytes, tenant=tenant, writer=None)
             except OutOfSpaceError as error:
                 if not error.details.get("retiring_bytes") or not patience.left():

@@ -3,40 +3,71 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+import logging
+from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
+from typing import Any
 
+from tensorbus.clock import Deadline
 from tensorbus.config import Settings
-from tensorbus.errors import OutOfSpaceError
+from tensorbus.errors import OutOfSpaceError, TensorbusError
 from tensorbus.transport import PinWatch, Pool, tls_files
+from tensorbus.transport._spill_folder import SpillFolder
 from tensorbus.workers._announce import Announcer
 from tensorbus.workers._bulk import BulkSide
 from tensorbus.workers._bytes_ops import BytesOps
 from tensorbus.workers._core import Core
+from tensorbus.workers._disk import DiskTier
 from tensorbus.workers._fetch import Fetches, ways_of
 from tensorbus.workers._leases import Leases
 from tensorbus.workers._puts import Puts
 from tensorbus.workers._reclaim import Reclaim
-from tensorbus.workers._store import Store
+from tensorbus.workers._store import Store, Where
+from tensorbus.workers._tiers import Order, Tiers
+
+log = logging.getLogger("tensorbus.workers")
+
+HEAL_S = 3600.0
+
+MakeOrder = Callable[[str, int], Order]
+"""Makes an eviction policy by its name, for a tier of so many bytes."""
 
 
 class MemoryRole:
     """Everything that a basic worker has and a gateway has not."""
 
-    def __init__(self, core: Core, settings: Settings) -> None:
+    def __init__(self, core: Core, settings: Settings, eviction: MakeOrder | None) -> None:
+        self._core = core
         self._loop = asyncio.get_running_loop()
         self.on_retired: Callable[[int, str | None], None] = lambda _segment, _writer: None
         self.pool = Pool(settings.pool_bytes, reserve_bytes=settings.reserve_bytes, on_retired=self._retired)
         self.store = Store()
-        self.leases = Leases(core, self.store)
-        self.puts = Puts(core, self.store)
-        self.fetches = Fetches(core, self.pool, self.store, self.puts, ways_of(settings))
-        self.reclaim = Reclaim(core, self.store, self.leases)
-        self.ops = BytesOps(
-            core, pool=self.pool, store=self.store, puts=self.puts, fetches=self.fetches, leases=self.leases
+        folder = None
+        if settings.disk_bytes:
+            root = settings.disk_dir or settings.home / "disk"
+            folder = SpillFolder(root, core.me.worker, home=settings.home, prefix=settings.subject_prefix)
+        self.disk = DiskTier(core, folder, nbytes_max=settings.disk_bytes)
+        self.tiers = Tiers(
+            core,
+            self.pool,
+            self.store,
+            self.disk,
+            order=None if eviction is None else eviction(settings.eviction, settings.pool_bytes),
+            high=settings.memory_high,
+            low=settings.memory_low,
         )
+        self.leases = Leases(core, self.store)
+        self.puts = Puts(core, self.store, persist=self.tiers.persist)
+        how = ways_of(settings)
+        self.fetches = Fetches(core, self.pool, self.store, self.puts, how, tiers=self.tiers, disk=self.disk)
+        self.reclaim = Reclaim(core, self.store, self.leases, self.disk)
+        self.ops = BytesOps(
+            core, tiers=self.tiers, store=self.store, puts=self.puts, fetches=self.fetches, leases=self.leases
+        )
+        self.disk.on_corrupt = self._heal
+        core.disk_stats = self.disk.stats if settings.disk_bytes else None
         self.announcer = Announcer(core, self.store, self.leases)
-        self.bulk = BulkSide(core, self.pool, self.store, self.puts)
+        self.bulk = BulkSide(core, self.store, self.puts, self.fetches, self.tiers)
         self.address = ""
 
     def _retired(self, segment: int, writer: str | None) -> None:
@@ -45,9 +76,11 @@ class MemoryRole:
 
     @classmethod
     @asynccontextmanager
-    async def running(cls, core: Core, settings: Settings) -> AsyncIterator[MemoryRole]:
+    async def running(
+        cls, core: Core, settings: Settings, eviction: MakeOrder | None = None
+    ) -> AsyncIterator[MemoryRole]:
         """Have memory and serve its bytes as long as the context is open."""
-        role = cls(core, settings)
+        role = cls(core, settings, eviction)
         pins = PinWatch(role.pool)
         try:
             role.address = role.bulk.start(settings.data_host, settings.data_port, tls=tls_files(settings))
@@ -59,7 +92,28 @@ class MemoryRole:
         finally:
             pins.close()
             await asyncio.to_thread(role.bulk.close)
+            role.disk.close()
             role.pool.close()
+
+    def work(self) -> list[tuple[str, Coroutine[Any, Any, None]]]:
+        """The endless tasks of this part."""
+        return [("leases", self.leases.expire()), ("tiers", self.tiers.run()), ("disk", self.disk.run())]
+
+    def on_loss(self) -> None:
+        """The log lost its tail."""
+        self.disk.on_loss()
+
+    def _heal(self, where: Where, must: bool) -> None:
+        """A copy on disk was corrupt: one that was promised is made again, from memory or another worker."""
+        if must:
+            self._core.spawn(self._persist_again(where), name=f"heal {where[1]}")
+
+    async def _persist_again(self, where: Where) -> None:
+        try:
+            held, _ = await self.fetches.ensure(*where, deadline=Deadline(HEAL_S, what=f"healing {where[1]}"))
+            await self.tiers.persist(held, must=True)
+        except TensorbusError as error:
+            log.error("a copy on disk stays lost: artifact=%s reason=%s", where[1], error)
 
     async def _fill_reserve(self) -> None:
         try:

@@ -12,14 +12,22 @@ from collections.abc import Callable
 
 from tensorbus.config import Settings
 from tensorbus.transport import WorkerCard
+from tensorbus.workers._memory import MakeOrder
 from tensorbus.workers._worker import Worker
 
 
-def run_process(settings: Settings, *, roles: tuple[str, ...], ready: Callable[[WorkerCard], None]) -> None:
+def run_process(
+    settings: Settings,
+    *,
+    roles: tuple[str, ...],
+    ready: Callable[[WorkerCard], None],
+    eviction: MakeOrder | None = None,
+) -> None:
     """Run a worker until SIGTERM or SIGINT, then leave in good order. A second signal ends it at once.
 
     Args:
         ready: Called once callers can connect.
+        eviction: As for :class:`Worker`.
 
     Raises:
         FencedError: If another process took its id over; ConflictError: If it runs already.
@@ -27,7 +35,7 @@ def run_process(settings: Settings, *, roles: tuple[str, ...], ready: Callable[[
     """
     _raise_file_limit()
     with contextlib.suppress(KeyboardInterrupt):
-        asyncio.run(_run(Worker(settings, roles=roles, on_rebuilt=gc.freeze), ready))
+        asyncio.run(_run(Worker(settings, roles=roles, on_rebuilt=gc.freeze, eviction=eviction), ready))
 
 
 async def _run(worker: Worker, ready: Callable[[WorkerCard], None]) -> None:

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+import logging
+from collections.abc import AsyncIterator, Awaitable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
+from enum import StrEnum
+from typing import Protocol
 
 from tensorbus.clock import NS_PER_S, Deadline
 from tensorbus.errors import (
@@ -23,6 +26,8 @@ from tensorbus.transport import Segment, hash_bytes
 from tensorbus.workers._core import Core, off_loop
 from tensorbus.workers._store import Held, Store, Where
 
+log = logging.getLogger("tensorbus.workers")
+
 OUTCOME_S = 3600.0
 OUTCOME_TRY_S = 10.0
 OUTCOME_RETRY_DELAY_S = 0.2
@@ -31,6 +36,20 @@ OUTCOME_RETRY_DELAY_S = 0.2
 def known_outcome() -> Deadline:
     """Time enough for a fact about bytes to become known or impossible: until then they must be kept."""
     return Deadline(OUTCOME_S, what="a fact about bytes held here")
+
+
+class Placement(StrEnum):
+    """How a caller wants a tier to have the bytes."""
+
+    MUST = "must"
+    SHOULD = "should"
+    MAY = "may"
+
+
+class Persist(Protocol):
+    """Have a copy of what is held on disk; gives the position at which it is."""
+
+    def __call__(self, held: Held, *, must: bool) -> Awaitable[int]: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,6 +68,7 @@ class Incoming:
     Attributes:
         given: The caller's own id, or ``None``.
         lease: For registered memory.
+        disk: Whether the bytes must be on disk before the put is done, should come there, or may.
     """
 
     tenant: str
@@ -60,6 +80,7 @@ class Incoming:
     key: str | None
     rebind: bool
     lease: Lease | None = None
+    disk: Placement = Placement.MAY
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,9 +103,10 @@ class _Turn:
 class Puts:
     """Carries incoming bytes through their facts. Each runs to its end, whatever becomes of the caller."""
 
-    def __init__(self, core: Core, store: Store) -> None:
+    def __init__(self, core: Core, store: Store, *, persist: Persist | None = None) -> None:
         self._core = core
         self._store = store
+        self._persist = persist
         self._digesting = asyncio.Semaphore(1)
         self._births: dict[Where, _Turn] = {}
 
@@ -163,6 +185,7 @@ class Puts:
             artifact, position = await self._join(incoming, existing, position, deadline=deadline)
         elif digest is None and incoming.lease is None:
             self._core.spawn(self._digest_later(held), name=f"digest {artifact}")
+        position = await self._place(incoming, artifact, position, born=existing is None)
         position = await self._bind(incoming, artifact, position, born=existing is None, deadline=deadline)
         return Taken(artifact, position, existing is not None)
 
@@ -263,6 +286,27 @@ class Puts:
                 held.release()
             raise
         return held, position
+
+    async def _place(self, incoming: Incoming, artifact: ArtifactId, position: int, *, born: bool) -> int:
+        """Have the bytes on disk, if the put asks for it; if they must be and cannot, the artifact goes again."""
+        held, persist = self._store.get(incoming.tenant, artifact), self._persist
+        if incoming.disk is Placement.MAY or held is None or persist is None:
+            return position
+        if incoming.disk is Placement.SHOULD:
+            self._core.spawn(self._place_later(held, persist), name=f"persist {artifact}")
+            return position
+        try:
+            return max(position, await persist(held, must=True))
+        except TensorbusError:
+            if born:
+                await self.abandon(incoming.tenant, artifact, born=position, principal=incoming.principal)
+            raise
+
+    async def _place_later(self, held: Held, persist: Persist) -> None:
+        try:
+            await persist(held, must=False)
+        except TensorbusError as error:
+            log.warning("not on disk, as it should be: artifact=%s reason=%s", held.artifact, error)
 
     async def _bind(
         self, incoming: Incoming, artifact: ArtifactId, position: int, *, born: bool, deadline: Deadline

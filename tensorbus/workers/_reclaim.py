@@ -6,12 +6,13 @@ import logging
 
 from tensorbus.clock import Deadline
 from tensorbus.errors import TensorbusError
-from tensorbus.events import DropReason, Event, ReplicaDropped
+from tensorbus.events import DropReason, Event, ReplicaDropped, Tier
 from tensorbus.ids import ArtifactId, Incarnation, WorkerId
 from tensorbus.lifecycle import Replica, Touched
 from tensorbus.workers._core import Core
+from tensorbus.workers._disk import DiskTier
 from tensorbus.workers._leases import Leases
-from tensorbus.workers._store import Store
+from tensorbus.workers._store import Store, Where
 
 log = logging.getLogger("tensorbus.workers")
 
@@ -21,11 +22,12 @@ UNTIL_SAID_S = 600.0
 class Reclaim:
     """Follower of the Directory on behalf of the store. What was put is held from the moment that the fold knows it."""
 
-    def __init__(self, core: Core, store: Store, leases: Leases) -> None:
+    def __init__(self, core: Core, store: Store, leases: Leases, disk: DiskTier | None = None) -> None:
         self._core = core
         self._store = store
         self._leases = leases
-        self._dropping: set[tuple[str, ArtifactId]] = set()
+        self._disk = disk
+        self._dropping: set[tuple[Where, Tier]] = set()
 
     def on_change(self, _position: int, touched: tuple[Touched, ...]) -> None:
         for thing in touched:
@@ -45,15 +47,22 @@ class Reclaim:
             self._leases.forget_artifact(tenant, artifact)
             self._store.drop(tenant, artifact)
         if not record.live:
+            if self._disk is not None:
+                self._disk.ended(record)
             return
         if self._store.get(*where) is None and (record.author, record.incarnation) == self._life:
             self._store.born(where, at=(self._core.live.replaced, record.born))
-        if self._store.get(*where) is not None or where in self._dropping:
-            return
         for replica in [replica for replica in record.replicas.values() if self._is_mine(replica)]:
+            if self._is_there(where, replica.tier) or (where, replica.tier) in self._dropping:
+                continue
             # Said, but not held: a put that was given up and counted all the same. Nobody may be sent here for it.
-            self._dropping.add((tenant, artifact))
+            self._dropping.add((where, replica.tier))
             self._core.spawn(self._disown(tenant, artifact, replica), name=f"disown {artifact}")
+
+    def _is_there(self, where: Where, tier: Tier) -> bool:
+        if tier is Tier.DISK and self._disk is not None:
+            return self._disk.holds(where)
+        return self._store.get(*where) is not None
 
     @property
     def _life(self) -> tuple[WorkerId, Incarnation]:
@@ -78,4 +87,4 @@ class Reclaim:
         except TensorbusError as error:
             log.info("replica not disowned: artifact=%s reason=%s", artifact, error)
         finally:
-            self._dropping.discard((tenant, artifact))
+            self._dropping.discard(((tenant, artifact), replica.tier))

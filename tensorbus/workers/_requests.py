@@ -137,9 +137,13 @@ class Birth(Ask):
     rebind: bool = False
 
 
+Disk = Literal["must", "should", "may"]
+
+
 class Commit(Birth):
     segment: int
     generation: int
+    disk: Disk = "may"
     digest: Literal["now", "later"] = "now"
 
 
@@ -168,6 +172,7 @@ class Open(Ask):
 
 
 class BulkCommit(Birth):
+    disk: Disk = "may"
     manifest: str
 
 

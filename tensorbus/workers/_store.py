@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 
@@ -119,6 +119,9 @@ class Store:
 
     def __init__(self) -> None:
         self._held: dict[Where, Held] = {}
+        self.on_added: Callable[[Held], None] = lambda _held: None
+        self.on_used: Callable[[Where], None] = lambda _where: None
+        self.on_dropped: Callable[[Where], None] = lambda _where: None
         self._expected: dict[Where, tuple[Held, tuple[int, int]]] = {}
 
     def __len__(self) -> int:
@@ -136,6 +139,11 @@ class Store:
         for part in held.parts:
             part.label = held.artifact
         self._held[held.where] = held
+        self.on_added(held)
+
+    def used(self, where: Where) -> None:
+        """Somebody reads what is held."""
+        self.on_used(where)
 
     def expect(self, held: Held, *, after: tuple[int, int]) -> None:
         """Bytes that a fact beyond a position may make an artifact.
@@ -173,5 +181,6 @@ class Store:
         """Forget an artifact and give its memory back."""
         held = self._held.pop((tenant, artifact), None)
         if held is not None:
+            self.on_dropped(held.where)
             held.release()
         return held

@@ -36,7 +36,7 @@ from tensorbus.transport import (
 from tensorbus.workers._callers import Callers
 from tensorbus.workers._core import Core, Identity
 from tensorbus.workers._losses import Losses
-from tensorbus.workers._memory import MemoryRole
+from tensorbus.workers._memory import MakeOrder, MemoryRole
 from tensorbus.workers._position import PositionFile
 from tensorbus.workers._service import Service
 from tensorbus.workers._session import OwnSession
@@ -91,6 +91,7 @@ class Worker:
         roles: ``basic`` holds memory, ``gateway`` serves callers without a worker and witnesses sessions,
             ``store`` keeps the log and answers about present and past (it needs the extra ``store``).
         on_rebuilt: Called after the Directory was made anew while the worker serves.
+        eviction: Makes the policy that the settings name; without it the eldest leaves memory first.
     """
 
     def __init__(
@@ -101,6 +102,7 @@ class Worker:
         clock: Clock | None = None,
         ids: IdSource | None = None,
         on_rebuilt: Callable[[], None] | None = None,
+        eviction: MakeOrder | None = None,
     ) -> None:
         unknown = [role for role in roles if role not in ROLES]
         if not roles or unknown:
@@ -114,6 +116,7 @@ class Worker:
         self._ids = ids or SystemIds()
         self._incarnation = new_incarnation(self._ids)
         self._on_rebuilt = on_rebuilt
+        self._eviction = eviction
         self._remembered: Remembered | None = None
         self._lost: Loss | None = None
 
@@ -215,7 +218,7 @@ class Worker:
         async with AsyncExitStack() as stack:
             memory = None
             if "basic" in self.roles:
-                memory = await stack.enter_async_context(MemoryRole.running(core, self.settings))
+                memory = await stack.enter_async_context(MemoryRole.running(core, self.settings, self._eviction))
                 me.data = memory.address
             store = await self._store(stack, core) if "store" in self.roles else None
             listeners = await self._listen(stack, me)
@@ -231,6 +234,8 @@ class Worker:
             stack.enter_context(core.live.followed(session.on_change))
             losses = Losses(core, None if memory is None else memory.announcer)
             core.feed.on_loss = losses.on_loss
+            if memory is not None:
+                losses.tell(memory.on_loss)
             if self._lost is not None:
                 losses.note(self._lost)
             # From the first moment: the session counts as soon as its fact is on the log, long before a slow reading
@@ -266,7 +271,7 @@ class Worker:
         work: list[tuple[str, Coroutine[Any, Any, None]]] = []
         work += [("feed", core.feed.failed()), ("losses", losses.run()), ("reopen", session.reopen())]
         if memory is not None:
-            work.append(("leases", memory.leases.expire()))
+            work += memory.work()
         if "gateway" in self.roles or "store" in self.roles:
             ttl_ns = int(self.settings.session_ttl_s * NS_PER_S)
             witness = Witness(core.author, own_ttl_ns=ttl_ns, clock=self._clock, sent_ns=session.sent_ns)

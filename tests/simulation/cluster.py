@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from itertools import count
@@ -31,11 +31,13 @@ from tensorbus.workers import _worker
 from tensorbus.workers._announce import Announcer
 from tensorbus.workers._bytes_ops import BytesOps
 from tensorbus.workers._core import Core, Identity
+from tensorbus.workers._disk import DiskTier
 from tensorbus.workers._fetch import Fetches
 from tensorbus.workers._leases import Leases
 from tensorbus.workers._puts import Puts
 from tensorbus.workers._reclaim import Reclaim
 from tensorbus.workers._store import Held, Store
+from tensorbus.workers._tiers import Tiers
 from tensorbus.workers._worker import START_S, Worker
 from tests.simulation.truth import CheckedLive, Truth
 
@@ -257,6 +259,7 @@ class SimSegment:
     state: SegmentState = SegmentState.FILLING
     data: bytearray = field(default_factory=bytearray)
     writer_mapped: bool = False
+    in_use: bool = False
 
     @property
     def capacity_bytes(self) -> int:
@@ -359,12 +362,15 @@ class SimMemory:
         self.pool = SimPool(settings.pool_bytes)
         self.store = Store()
         self.leases = Leases(core, self.store)
+        disk = DiskTier(core, None, nbytes_max=0)
+        pool = cast("Pool", self.pool)
+        self.tiers = Tiers(core, pool, self.store, disk, order=None, high=settings.memory_high, low=settings.memory_low)
         self.puts = Puts(core, self.store)
         self.fetches = SimFetches(core, self.pool, self.store, self.puts, bus)
         self.reclaim = Reclaim(core, self.store, self.leases)
         self.ops = BytesOps(
             core,
-            pool=cast("Pool", self.pool),
+            tiers=self.tiers,
             store=self.store,
             puts=self.puts,
             fetches=self.fetches,
@@ -374,9 +380,15 @@ class SimMemory:
         self.address = f"{core.me.worker}:1"
         bus.cluster.memories[bus.node.name] = self
 
+    def work(self) -> list[tuple[str, Coroutine[Any, Any, None]]]:
+        return [("leases", self.leases.expire())]
+
+    def on_loss(self) -> None:
+        """Nothing is on disk."""
+
     @classmethod
     @asynccontextmanager
-    async def running(cls, core: Core, settings: Settings) -> AsyncIterator[SimMemory]:
+    async def running(cls, core: Core, settings: Settings, _eviction: object = None) -> AsyncIterator[SimMemory]:
         yield cls(core, settings)
 
 
