@@ -7,6 +7,7 @@ from tensorbus.feeds._feed import DirectoryFeed
 from tensorbus.feeds._history import History, archived_files
 from tensorbus.feeds._lookout import insist
 from tensorbus.feeds._remember import Loss, LostPositionError, Remembered, check, newest_truncation, remember
+from tensorbus.feeds._restore import newest_purge
 
 __all__ = [
     "Author",
@@ -21,6 +22,7 @@ __all__ = [
     "decode_all",
     "decode_one",
     "insist",
+    "newest_purge",
     "newest_snapshot",
     "newest_truncation",
     "remember",

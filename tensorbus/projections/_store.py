@@ -8,6 +8,7 @@ DuckDB: to open and close it a second time in one process would drop the lock th
 from __future__ import annotations
 
 import threading
+import weakref
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -50,6 +51,7 @@ class GlobalStore:
         self._moved = threading.Condition()
         self._queries, self._queries_max = threading.BoundedSemaphore(queries), queries
         self._cursors = threading.Lock()
+        self._results: weakref.WeakSet[QueryResult] = weakref.WeakSet()
         self._conn: duckdb.DuckDBPyConnection | None = None
         self._root: duckdb.DuckDBPyConnection | None = None
 
@@ -239,7 +241,10 @@ class GlobalStore:
                 position = one(cursor, "SELECT position FROM meta")
                 relation: Any = cursor.sql(sql) if params is None else cursor.sql(sql, params=params)
                 reader = relation.to_arrow_reader(BATCH_ROWS)
-                return QueryResult(reader, position=position[0] if position else 0, limits=limits, finish=finish)
+                at = position[0] if position else 0
+                result = QueryResult(reader, position=at, limits=limits, finish=finish)
+                self._results.add(result)
+                return result
         except BaseException:
             finish()
             raise
@@ -340,6 +345,9 @@ class GlobalStore:
             return self._root.cursor()
 
     def _disconnect(self) -> None:
+        """Close all that keeps the file open, also what is still read from: else it could not be opened anew."""
+        for result in list(self._results):
+            result.close()
         with self._cursors:
             for conn in (self._root, self._conn):
                 if conn is not None:

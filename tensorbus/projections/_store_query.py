@@ -13,7 +13,7 @@ from typing import Final
 import duckdb
 import pyarrow as pa
 
-from tensorbus.errors import InvalidArgumentError
+from tensorbus.errors import InvalidArgumentError, UnavailableError
 from tensorbus.projections._store_db import one, query_errors
 from tensorbus.projections._store_schema import ENTITIES
 
@@ -66,7 +66,8 @@ class QueryResult:
         self.schema: pa.Schema = reader.schema
         self.position = position
         self.truncated = False
-        self._reader, self._limits, self._finish = reader, limits, finish
+        self._reader: pa.RecordBatchReader | None = reader
+        self._limits, self._finish = limits, finish
 
     def __iter__(self) -> Iterator[pa.RecordBatch]:
         rows, nbytes = self._limits.rows, self._limits.nbytes
@@ -84,14 +85,18 @@ class QueryResult:
             self.close()
 
     def _next(self) -> pa.RecordBatch | None:
+        reader = self._reader
+        if reader is None:
+            raise UnavailableError("the answer was closed, or the store is made anew: ask again")
         with query_errors(self._limits.seconds):
             try:
-                return self._reader.read_next_batch()
+                return reader.read_next_batch()
             except StopIteration:
                 return None
 
     def close(self) -> None:
-        """Give up the rest of the answer. May be called again."""
+        """Give up the rest of the answer, and all that keeps the database open. May be called again."""
+        self._reader = None
         self._finish()
 
     def __del__(self) -> None:

@@ -31,6 +31,8 @@ ROWS_MAX: Final = 1_000_000
 SECONDS_MAX: Final = 60.0
 BYTES_MAX: Final = 256 << 20
 QUESTION_S: Final = 60.0
+READY_S: Final = 0.2
+"""How often to look whether this store may answer for all of them."""
 
 T = TypeVar("T")
 Count = Annotated[int, Field(ge=0)]
@@ -105,7 +107,8 @@ class Answers:
         bus, me = self._core.bus, self._core.me.worker
         try:
             async with AsyncExitStack() as stack:
-                await stack.enter_async_context(bus.answer(bus.subjects.rpc("query"), self.handle, queue="store"))
+                shared = asyncio.create_task(self._answer_for_all(), name="answer for all stores")
+                stack.push_async_callback(_cancelled, shared)
                 own = bus.subjects.rpc(f"store.{me}")
                 await stack.enter_async_context(bus.answer(own, self.handle, queue=f"store-{me}"))
                 idle = asyncio.create_task(self._look_after(), name="idle cursors")
@@ -116,6 +119,16 @@ class Answers:
                 self._close(name)
             for threads in (self._opening, self._reading):
                 threads.shutdown(wait=False, cancel_futures=True)
+
+    async def _answer_for_all(self) -> None:
+        """Answer what is asked of any store, as long as this one may: another one answers meanwhile."""
+        bus = self._core.bus
+        while True:
+            if self._projector.ready:
+                async with bus.answer(bus.subjects.rpc("query"), self.handle, queue="store"):
+                    while self._projector.ready:
+                        await asyncio.sleep(READY_S)
+            await asyncio.sleep(READY_S)
 
     async def handle(self, data: bytes) -> bytes:
         """One question to its answer; see ``docs/spec/query.md``."""
@@ -136,6 +149,7 @@ class Answers:
         if len(self._cursors) >= CURSORS_MAX:
             raise OutOfSpaceError(f"{CURSORS_MAX} answers are being read from this store already")
         deadline = Deadline(asked.limits.seconds or QUESTION_S, what="the question")
+        self._projector.require_ready()
         moments = (moment.seq for moment in (asked.at, asked.start, asked.end) if moment is not None)
         for seq in (asked.at_least, *moments):
             await self._reach(seq, deadline)

@@ -14,7 +14,7 @@ from typing import TypeVar
 from tensorbus.bus import Archive, Bus, Message
 from tensorbus.clock import Deadline
 from tensorbus.errors import ConflictError, TensorbusError, UnavailableError
-from tensorbus.feeds import History, Remembered, base_for, check, decode_all, insist, remember
+from tensorbus.feeds import History, Remembered, base_for, check, decode_all, insist, newest_purge, remember
 from tensorbus.lifecycle import Directory
 from tensorbus.projections import Applied, GlobalStore, RowTracker
 
@@ -61,6 +61,7 @@ class Projector:
         self._moved = asyncio.Event()
         self._heard = 1
         self._checked = 0
+        self._target: int | None = None
         self.trouble: TensorbusError | None = None
 
     def suspect(self) -> None:
@@ -71,6 +72,27 @@ class Projector:
     def sure(self) -> bool:
         """Whether the rows are of the log as it is, as far as is known."""
         return self._store is not None and self._heard == self._checked
+
+    @property
+    def ready(self) -> bool:
+        """Whether the rows have come as far as the log was when they were opened, and nothing stopped them since.
+
+        Before that they are right and tell only of the past: who asks would take it for all that there is.
+        """
+        return self._store is not None and self._target is not None and self.position >= self._target
+
+    def require_ready(self) -> GlobalStore:
+        """The store, if it may answer.
+
+        Raises:
+            UnavailableError: If it may not; says why.
+        """
+        store = self.store
+        if not self.ready:
+            where = f"it is at {self.position}" + (f" of {self._target}" if self._target else "")
+            reason = f"it reads history, {where}" if self.trouble is None else f"it stopped: {self.trouble}"
+            raise UnavailableError(f"the global store does not answer: {reason}", position=self.position)
+        return store
 
     @property
     def rebuild_mark(self) -> Path:
@@ -110,6 +132,7 @@ class Projector:
                 if str(error) != str(self.trouble):
                     log.error("the global store stopped: position=%d reason=%s", self.position, error)
                 self.trouble = error
+            self._target = None
             pause_s = AGAIN_S if self.position > before else min(2 * pause_s, AGAIN_S_MAX)
             await asyncio.sleep(pause_s)
 
@@ -140,8 +163,10 @@ class Projector:
         """
         while self.position < seq:
             moved = self._moved
-            following = await self._bus.first_from(self._bus.subjects.facts, self.position + 1, deadline=deadline)
-            if following is None or following.seq > seq:
+            position = self.position
+            following = await self._bus.first_from(self._bus.subjects.facts, position + 1, deadline=deadline)
+            purged = await newest_purge(self._bus, deadline=deadline)  # where a purge was, there is nothing on the log
+            if (following is None or following.seq > seq) and purged.upto <= position:
                 return
             async with deadline.scope():
                 await moved.wait()
@@ -167,6 +192,9 @@ class Projector:
         await self._check()
         state = await base_for(self._bus, self._archive, upto=self.position)
         await self.in_thread(lambda: self._start_from(state))
+        deadline = Deadline(CHECK_S, what="looking how far the log is")
+        newest = await self._bus.last_on(self._bus.subjects.facts, deadline=deadline)
+        self._set_target(0 if newest is None else newest.seq)
         async with aclosing(self._history.batches(state.seq)) as batches:
             async for batch in batches:
                 for at in range(0, len(batch), FACTS_MAX):
@@ -194,10 +222,16 @@ class Projector:
                 self.trouble = error
                 await asyncio.sleep(AGAIN_S)
                 continue
-            self.trouble = None
+            if self.ready:
+                self.trouble = None
             self._moved.set()
             self._moved = asyncio.Event()
             return
+
+    def _set_target(self, seq: int) -> None:
+        self._target = seq
+        if self.ready:
+            self.trouble = None
 
     async def _check(self, following: Remembered | None = None) -> None:
         """See that the log has what is in the rows, and what is to follow; else the store is made anew.
@@ -205,18 +239,27 @@ class Projector:
         Raises:
             UnavailableError: If the log has lost it.
         """
-        heard, (seq, event_id) = self._heard, self.store.position
-        known = [Remembered(seq, event_id, 0)] if seq and event_id else []
-        for one in known if following is None else [*known, following]:
-            loss = await insist(partial(check, self._bus, one, deadline=Deadline(CHECK_S, what="looking at the log")))
-            if loss is not None:
+        heard, newest = self._heard, await self.in_thread(self._newest)
+        for one in (newest, following):
+            if one is not None and await insist(partial(self._is_lost, one)):
                 self.rebuild_mark.touch()
-                raise UnavailableError(
-                    f"the log lost the fact at {one.seq}: the global store is made anew", seq=one.seq
-                )
+                what = f"the log lost the fact at {one.seq}: the global store is made anew"
+                raise UnavailableError(what, seq=one.seq)
         self._checked = heard
 
+    async def _is_lost(self, one: Remembered) -> bool:
+        return await check(self._bus, one, deadline=Deadline(CHECK_S, what="looking at the log")) is not None
+
     # -- in the thread -------------------------------------------------------------------------------------------------
+
+    def _newest(self) -> Remembered | None:
+        """The fact at the rows' position."""
+        seq, event_id = self.store.position
+        if not seq or not event_id:
+            return None
+        with self.store.reading() as cursor:
+            row = cursor.execute("SELECT time_ns FROM facts WHERE seq = ?", [seq]).fetchone()
+        return Remembered(seq, event_id, 0 if row is None else int(row[0]))
 
     def _open(self) -> None:
         if self.rebuild_mark.exists():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -20,6 +21,7 @@ from tensorbus.errors import (
     TensorbusError,
     UnavailableError,
 )
+from tensorbus.ids import WorkerId
 from tensorbus.transport import Reply, Request
 from tensorbus.workers._core import Core
 from tensorbus.workers._requests import Ask, Position, parse
@@ -31,6 +33,9 @@ ROLE: Final = "store"
 ANY_STORE: Final = "query"
 CURSORS_MAX: Final = 16
 CLOSE_S: Final = 2.0
+PATIENCE_S: Final = 5.0
+"""How long to wait for a store that runs and may not answer yet."""
+AGAIN_S: Final = 0.2
 _LINE_BYTES_MAX: Final = 64 * 1024
 _WHAT_ROWS: Final = ("query", "state", "diff")
 
@@ -149,15 +154,24 @@ class QueryOps:
     async def _ask(
         self, name: str, question: Mapping[str, object], deadline: Deadline
     ) -> tuple[dict[str, object], memoryview]:
-        subject = self._core.bus.subjects.rpc(name)
-        try:
-            answer = await self._core.bus.ask(subject, json.dumps(question).encode(), deadline=deadline)
-        except UnavailableError as exc:
-            raise self._explained(exc, name) from exc
-        return _parts(answer)
+        data = json.dumps(question).encode()
+        left = deadline.left()
+        patience = Deadline(PATIENCE_S if left is None else min(PATIENCE_S, left))
+        while True:
+            try:
+                return _parts(await self._core.bus.ask(self._core.bus.subjects.rpc(name), data, deadline=deadline))
+            except UnavailableError as exc:
+                problem = await self._explained(exc, name, deadline)
+            if name != ANY_STORE or not self._stores() or not patience.left():
+                raise problem
+            await asyncio.sleep(AGAIN_S)  # it may have started just now, and read history still
 
-    def _explained(self, exc: UnavailableError, name: str) -> UnavailableError:
-        stores = [session.worker for session in self._core.state.live_sessions() if ROLE in session.roles]
+    def _stores(self) -> list[WorkerId]:
+        return [session.worker for session in self._core.state.live_sessions() if ROLE in session.roles]
+
+    async def _explained(self, exc: UnavailableError, name: str, deadline: Deadline) -> UnavailableError:
+        """Why nobody answers. A store that may not answer for all says why when it is asked by itself."""
+        stores = self._stores()
         if not stores:
             return UnavailableError(
                 "no store runs, and only a store answers queries: `tensorbus up` starts one where "
@@ -166,6 +180,12 @@ class QueryOps:
         asked = name.removeprefix("store.")
         if name != ANY_STORE and asked not in stores:
             return UnavailableError(f"store {asked} does not run (there are: {', '.join(stores)})", store=asked)
+        if name == ANY_STORE:
+            try:
+                subject = self._core.bus.subjects.rpc(f"store.{stores[0]}")
+                await self._core.bus.ask(subject, b'{"op": "tables"}', deadline=deadline)
+            except UnavailableError as said:
+                return said
         return exc
 
 

@@ -183,3 +183,39 @@ async def test_there_is_one_keeper_and_two_that_answer(start_worker: Start, home
         for store in ("s1", "s2"):
             async with await caller.query("SELECT count(*) AS n FROM facts", store=store) as result:
                 assert (await result.dicts())[0]["n"] > 0
+
+
+async def test_a_store_that_misses_a_part_of_history_does_not_answer_and_says_why(
+    start_worker: Start, home: Path
+) -> None:
+    start_worker("basic", id="w")
+    store = start_worker("gateway,store", id="s", **BUSY)
+    async with tb.aconnect(home=home) as caller:
+        await churn(caller, 30)
+        await until(lambda: purged(caller), "a purge")
+        assert store.stop() == 0
+        for file in (home / "store").iterdir():
+            file.unlink()
+        first = min((home / "archive").rglob("*.parquet"))
+        away = first.rename(home / first.name)
+        start_worker("gateway,store", id="s", **BUSY)
+        for ask in (caller.state(), caller.history("k/1", kind="key"), rows(caller, "SELECT 1")):
+            with pytest.raises(tb.UnavailableError, match=first.name):
+                await ask
+        away.rename(first)
+        await until(lambda: caller.state(), "the answer of a store whose archive is whole again")
+        assert await rows(caller, "SELECT count(*) AS n FROM facts") != [{"n": 0}]
+
+
+async def test_of_two_stores_the_sound_one_answers(start_worker: Start, home: Path) -> None:
+    start_worker("basic", id="w")
+    start_worker("gateway,store", id="s1")
+    async with tb.aconnect(home=home) as caller:
+        await churn(caller, 3)
+        broken = home / "store" / "s2.duckdb"
+        broken.write_bytes(b"this is no database" * 1000)
+        start_worker("store", id="s2")
+        for _ in range(10):
+            assert (await rows(caller, "SELECT count(*) > 0 AS there FROM facts"))[0]["there"]
+        with pytest.raises(tb.UnavailableError, match="damaged|rebuild"):
+            await caller.query("SELECT 1", store="s2")

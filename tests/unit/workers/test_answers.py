@@ -48,6 +48,11 @@ class Projector:
         self.store = store
         self.asked: list[int] = []
 
+    ready = True
+
+    def require_ready(self) -> GlobalStore:
+        return self.store
+
     @property
     def position(self) -> int:
         return self.store.position[0]
@@ -186,3 +191,14 @@ async def test_a_failed_question_holds_nothing(answers: Answers) -> None:
         with pytest.raises(InvalidArgumentError):
             await ask(answers, op="query", sql="SELECT nothing FROM nowhere")
     await ask(answers, op="query", sql="SELECT 1")
+
+
+async def test_an_answer_that_nobody_reads_does_not_keep_the_file_from_being_opened_anew(
+    store: GlobalStore, answers: Answers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_answers, "PIECE_BYTES", 64)
+    for _ in range(3):
+        await ask(answers, op="query", sql="SELECT * FROM facts, (SELECT unnest([1, 2, 3]))")
+    store.close()
+    again = GlobalStore.open(store.path, subjects=SUBJECTS)
+    again.close()
