@@ -20,6 +20,7 @@ import numpy as np
 import numpy.typing as npt
 from blake3 import blake3
 
+from tensorbus.clock import SystemClock
 from tensorbus.errors import TensorbusError, from_wire, to_wire
 from tensorbus.transport import CudaDevice, Device, DeviceBuffer, DeviceExport, HostDevice
 
@@ -68,6 +69,10 @@ class Neighbour:
         """
         return str(self._ask({"do": "read", "export": export.header()}, export.fds.take())[0]["digest"])
 
+    def open_ns(self, export: DeviceExport) -> int:
+        """How long opening took it."""
+        return int(self._ask({"do": "open", "export": export.header()}, export.fds.take())[0]["open_ns"])
+
     def write(self, export: DeviceExport) -> None:
         """Have it write there."""
         self._ask({"do": "write", "export": export.header()}, export.fds.take())
@@ -110,6 +115,7 @@ class Neighbour:
 class _Child:
     def __init__(self, device: Device) -> None:
         self._device = device
+        self._clock = SystemClock()
         self._open: list[DeviceBuffer] = []
 
     def answer(self, question: Mapping[str, Any], fds: list[int]) -> tuple[dict[str, Any], list[int]]:
@@ -122,8 +128,11 @@ class _Child:
             while self._open:
                 self._device.free(self._open.pop())
             return {}, []
+        began_ns = self._clock.now_ns()
         buffer = self._device.open(DeviceExport.from_header(question["export"], fds))
         self._open.append(buffer)
+        if question["do"] == "open":
+            return {"open_ns": self._clock.now_ns() - began_ns}, []
         if question["do"] == "write":
             self._device.upload(b"x", buffer)
         return {"digest": blake3(content(self._device, buffer).data).hexdigest()}, []

@@ -32,7 +32,7 @@ class VramPool:
     """The runtime's memory of one device, with what is kept of it. The device is the calling thread's own already.
 
     Args:
-        keep_bytes: So much freed memory is kept: allocating anew stops the GPU's work.
+        keep_bytes: So much freed memory is kept, the newest: allocating anew stops the GPU's work.
     """
 
     def __init__(self, runtime: Runtime, *, keep_bytes: int) -> None:
@@ -68,13 +68,19 @@ class VramPool:
 
     def put(self, memory: Vram) -> None:
         """Take memory that nothing uses any more."""
+        # What was exported is not used again: a reader that was forgotten would see what comes next.
+        if memory.shared or memory.nbytes > self._keep_bytes:
+            self.give_back(memory)
+            return
         with self._lock:
-            kept = sum(idle.nbytes for idle in self._idle) + memory.nbytes
-            # What was exported is not used again: a reader that was forgotten would see what comes next.
-            if not memory.shared and kept <= self._keep_bytes:
-                self._idle.append(memory)
-                return
-        self.give_back(memory)
+            self._idle.append(memory)
+            over = sum(idle.nbytes for idle in self._idle) - self._keep_bytes
+            oldest: list[Vram] = []
+            while over > 0:
+                oldest.append(self._idle.pop(0))
+                over -= oldest[-1].nbytes
+        for one in oldest:
+            self.give_back(one)
 
     def trim(self) -> bool:
         """Give back all that is kept; says whether there was any."""

@@ -132,6 +132,11 @@ def test_no_more_is_kept_than_allowed(cuda: FakeCuda, device: CudaDevice) -> Non
         device.free(buffer)
     assert cuda.used == 8 * GRAIN_BYTES
     assert device.free_bytes() == cuda.capacity
+    newest = filled(device, 100, tenant="another")
+    device.free(newest)
+    assert device.allocate(100, tenant="another").address == newest.address
+    device.free(device.allocate(9 * GRAIN_BYTES, tenant="t"))
+    assert cuda.used == 8 * GRAIN_BYTES
 
 
 def test_what_is_kept_makes_room_before_an_allocation_fails(cuda: FakeCuda, device: CudaDevice) -> None:
