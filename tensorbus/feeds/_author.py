@@ -53,13 +53,13 @@ class _Saying:
 
 @dataclass(frozen=True, slots=True)
 class _Said:
-    """A fact that was appended, and how far the own fold was before: a log never gives a sequence twice, unless it lost
-    its tail."""
+    """A fact that was appended, and what was known before: only a log that lost its tail gives a sequence twice."""
 
     seq: int
     fact: Event
     event_id: EventId
     position: int
+    doubts: int
     losses: int
 
 
@@ -79,7 +79,7 @@ class Author:
         self.incarnation = incarnation
         self._ids = ids
         self._number = 0
-        self._losses = feed.losses
+        self._doubts = -1
         self._opened_at: tuple[int, int] | None = None
         self._lane: asyncio.Queue[_Saying] = asyncio.Queue(LANE_WAITING_MAX)
 
@@ -108,41 +108,36 @@ class Author:
             about = aggregate_of(fact)
             expected = state.head(about.guard or about)
             headers = self._headers(principal, cause, expected=expected, token=expected if about.fenced else 0)
-            position, losses = self.feed.live.position, self.feed.losses
-            outcome = await self._append(fact, headers, losses, deadline=deadline)
+            position, doubts, losses = self.feed.live.position, self.feed.doubts, self.feed.losses
+            outcome = await self._append(fact, headers, doubts, deadline=deadline)
             if outcome is None:
                 continue
             if isinstance(outcome, Conflict):
                 await self._after_conflict(outcome, expected, deadline=deadline)
                 continue
-            said = _Said(outcome.seq, fact, headers.event_id, position, losses)
+            said = _Said(outcome.seq, fact, headers.event_id, position, doubts, losses)
             verdict = await self._verdict(said, deadline=deadline)
             if verdict is None:
                 continue
             if verdict.kept:
+                self._standing()
                 return outcome.seq, fact
-            if self._counts(said):
+            if not self._due_to_loss(verdict.why, said):
                 self._raise_if_final(verdict.why, fact, outcome.seq)
             drops += 1
         raise ConflictError(f"a fact was proposed {drops} times and never counted; rule and fold disagree")
 
     async def _append(
-        self, fact: Event, headers: Headers, losses: int, *, deadline: Deadline
+        self, fact: Event, headers: Headers, doubts: int, *, deadline: Deadline
     ) -> Appended | Conflict | None:
         """Append a fact that is compared with its aggregate, or with the role that it needs.
 
-        What the keeper of the log says is true of that log only: ``None`` if it lost its tail meanwhile.
+        What the keeper of the log says is true of that log only: ``None`` if it may have lost its tail meanwhile.
         """
         if not aggregate_of(fact).fenced:
             return await append(self.feed.bus, fact, headers, deadline=deadline)
-        async with deadline.scope():
-            while True:
-                await self.feed.sure(deadline=deadline)
-                if self.feed.losses != losses:
-                    return None
-                outcome = await self._append_if_sure(fact, headers)
-                if outcome is not None:
-                    return outcome
+        await self.feed.sure(deadline=deadline)
+        return None if self.feed.doubts != doubts else await self._append_if_sure(fact, headers)
 
     async def _after_conflict(self, outcome: Conflict, expected: int, *, deadline: Deadline) -> None:
         """Hear of what was in the way."""
@@ -156,13 +151,13 @@ class Author:
 
     async def _verdict(self, said: _Said, *, deadline: Deadline) -> Verdict | None:
         """What the own fold made of a fact that was appended; ``None`` if the log lost it since."""
-        feed, losses = self.feed, said.losses
+        feed, doubts = self.feed, said.doubts
         if said.seq <= said.position:
             await feed.checked(deadline=deadline)
         while True:
-            if feed.losses != losses:
-                losses = feed.losses
-                await feed.checked(deadline=deadline)
+            if feed.doubts != doubts:  # also the tail that nobody has read can be lost, and with it just this fact
+                doubts = feed.doubts
+                await feed.sure(deadline=deadline)
                 message = await feed.bus.get(said.seq, deadline=deadline)
                 if message is None or message.headers.get(MSG_ID) != said.event_id:
                     return None
@@ -170,12 +165,14 @@ class Author:
                 await feed.reached(said.seq, deadline=deadline)
             except LostPositionError:
                 continue
-            if feed.losses == losses:
+            if feed.doubts == doubts:
                 return feed.live.verdict(said.seq)
 
-    def _counts(self, said: _Said) -> bool:
-        """Whether what the fold said of it is about this incarnation, and not due to a session that the log lost."""
-        return self.feed.losses == said.losses and self._standing() is not rules.Standing.LOST
+    def _due_to_loss(self, why: str, said: _Said) -> bool:
+        """Whether a fact may have been dropped only since the log lost its tail, and the own session with it."""
+        if self.feed.losses != said.losses:
+            return True
+        return why == "fenced" and self._standing() in (rules.Standing.OPEN, rules.Standing.LOST)
 
     def _standing(self) -> rules.Standing | None:
         """How the own session stands; ``None`` before it was first seen."""
@@ -214,7 +211,7 @@ class Author:
         while True:
             said = await self._queued(make, principal, cause, deadline=deadline)
             verdict = await self._verdict(said, deadline=deadline)
-            if verdict is None or not (verdict.kept or self._counts(said)):
+            if verdict is None or (not verdict.kept and self._due_to_loss(verdict.why, said)):
                 continue
             if verdict.kept or verdict.why == "duplicate":  # a repeat beyond the bus's memory of ids: the first counts
                 return said.seq, said.fact
@@ -260,19 +257,29 @@ class Author:
         """Append under the next number until the outcome is known: its author may not go on without knowing."""
         self._check_sane(self.feed.live.state)
         await self._ready()
+        number, fact, headers = self._numbered(saying)
         while True:
-            losses, position = self._losses, self.feed.live.position
-            fact = saying.make(self._number + 1)
-            headers = self._headers(saying.principal, saying.cause, expected=None)
-            while self._losses == losses:
+            position, doubts, losses = self.feed.live.position, self._doubts, self.feed.losses
+            try:
                 outcome = await self._append_if_sure(fact, headers)
-                if outcome is not None:
-                    self._number += 1
-                    return _Said(outcome.seq, fact, headers.event_id, position, losses)
-                await self._ready()
+            except OutOfSpaceError as error:
+                log.warning("fact waits for the bus: type=%s reason=%s", type(fact).__name__, error)
+                await asyncio.sleep(LANE_RETRY_DELAY_S)
+                continue
+            if outcome is not None:
+                self._number = number
+                return _Said(outcome.seq, fact, headers.event_id, position, doubts, losses)
+            await self._ready()
             before = await self._found(fact, headers.event_id)
             if before is not None:
-                return _Said(before, fact, headers.event_id, 0, self._losses)
+                self._number = max(self._number, number)  # it may have come after the look at the own number
+                return _Said(before, fact, headers.event_id, 0, self._doubts, self.feed.losses)
+            if self._number + 1 != number:
+                number, fact, headers = self._numbered(saying)
+
+    def _numbered(self, saying: _Saying) -> tuple[int, Event, Headers]:
+        number = self._number + 1
+        return number, saying.make(number), self._headers(saying.principal, saying.cause, expected=None)
 
     async def _found(self, fact: Event, event_id: EventId) -> int | None:
         """The sequence of a fact of unknown outcome that outlived the loss after it."""
@@ -286,12 +293,20 @@ class Author:
         Raises:
             FencedError: If the session is over: a number that is taken outside of it would leave a hole.
         """
-        await self.feed.sure(deadline=Deadline(None))
-        await self._reopened(Deadline(None))
+        while self._doubts != self.feed.doubts or self.feed.unsure or self._standing() is rules.Standing.LOST:
+            doubts = self.feed.doubts
+            await self.feed.sure(deadline=Deadline(None))
+            await self._reopened(Deadline(None))
+            self._check_open(self.feed.live.state)
+            try:
+                last = await self.feed.bus.last_seq(deadline=look_deadline())
+                await self.feed.reached(last, deadline=look_deadline())
+            except (UnavailableError, DeadlineExceededError):
+                await asyncio.sleep(LANE_RETRY_DELAY_S)
+                continue
+            if doubts == self.feed.doubts and self._standing() is rules.Standing.OPEN:
+                self._doubts, self._number = doubts, self.feed.live.state.sessions[self.worker].number
         self._check_open(self.feed.live.state)
-        if self._losses != self.feed.losses:
-            self._losses = self.feed.losses
-            self._number = self.feed.live.state.sessions[self.worker].number
 
     async def _append_if_sure(self, fact: Event, headers: Headers) -> Appended | Conflict | None:
         """Try once; ``None`` if the outcome is unknown. The request is not repeated once the bus was away: there may be
@@ -304,7 +319,7 @@ class Author:
         try:
             with self.feed.bus.on_lost(give_up):
                 return await trying
-        except (UnavailableError, DeadlineExceededError, OutOfSpaceError) as error:
+        except (UnavailableError, DeadlineExceededError) as error:
             log.warning("fact waits for the bus: type=%s reason=%s", type(fact).__name__, error)
             await asyncio.sleep(LANE_RETRY_DELAY_S)
         except asyncio.CancelledError:

@@ -97,6 +97,11 @@ class DirectoryFeed:
         return self._reading.remembered
 
     @property
+    def doubts(self) -> int:
+        """How often the log may have become another one: what was appended since and not folded may be gone."""
+        return self._lookout.doubts
+
+    @property
     def unsure(self) -> bool:
         """Whether the connection was lost since it was last seen that the log has what was read of it."""
         return self._lookout.unsure or self.rebuilding
@@ -193,7 +198,7 @@ class DirectoryFeed:
         try:
             if seq > await self.bus.last_seq(deadline=deadline):
                 return
-            here = self.live.position
+            here, replaced = self.live.position, self.live.replaced
             following = await self.bus.first_from(self.bus.subjects.facts, here + 1, deadline=deadline)
             if self.rebuilding or await self._lookout.look(self._reading, deadline=deadline) or self.unsure:
                 return
@@ -201,7 +206,7 @@ class DirectoryFeed:
             if deadline.left() == 0:
                 raise deadline.error() from exc
             raise
-        if following is None or following.seq > seq:
+        if replaced == self.live.replaced and (following is None or following.seq > seq):
             self.live.advance(seq)
 
     # -- reading ------------------------------------------------------------------------------------------------------

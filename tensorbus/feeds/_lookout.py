@@ -53,6 +53,7 @@ class Lookout:
 
     Attributes:
         cause: Why a reading must begin anew, or empty.
+        doubts: How often the log may have become another one.
         wake: Set when it is time to look, or something was found.
     """
 
@@ -63,29 +64,29 @@ class Lookout:
         self._purge_delay_s = purge_delay_s
         self._on_loss = on_loss
         self._looking = asyncio.Lock()
-        self._heard = 0
+        self.doubts = 0
         self._checked = 0
         self._looked_at = 0.0
 
     @property
     def unsure(self) -> bool:
         """Whether the bus was away since it was last seen that the log has what was read of it, or has it not."""
-        return self._heard != self._checked or bool(self.cause)
+        return self.doubts != self._checked or bool(self.cause)
 
     def suspect(self) -> None:
         """The log may not be what it was: look before anything more is folded."""
-        self._heard += 1
+        self.doubts += 1
         self.wake.set()
 
     def begin(self) -> None:
         """From here on, what is asked of the bus is asked anew: what comes later counts again."""
         self.cause = ""
-        self._checked = self._heard
+        self._checked = self.doubts
         self._looked_at = asyncio.get_running_loop().time()
 
     def again_at(self, reading: Reading) -> float:
         """When to look again, by the loop's time."""
-        if self._heard != self._checked:
+        if self.doubts != self._checked:
             return self._looked_at
         announced = reading.live.state.log.announced
         said_s = math.inf if announced is None else announced.delay_ns / NS_PER_S
@@ -101,7 +102,7 @@ class Lookout:
             now = asyncio.get_running_loop().time()
             if self.cause or now < self.again_at(reading):
                 return self.cause
-            heard, deadline = self._heard, deadline or look_deadline()
+            heard, deadline = self.doubts, deadline or look_deadline()
             loss = None
             if reading.remembered is not None:
                 loss = await check(self._bus, reading.remembered, deadline=deadline)
@@ -130,7 +131,7 @@ class Lookout:
             UnavailableError: If the bus was closed.
         """
         reader.on_restart = self.suspect
-        heard = self._heard
+        heard = self.doubts
         try:
             batch = await anext(aiter(reader))
         except StopAsyncIteration:
@@ -138,9 +139,9 @@ class Lookout:
         while True:
             if cause := await insist(lambda: self.look(reading)):
                 return cause
-            if heard == self._heard:
+            if heard == self.doubts:
                 return batch
-            heard = self._heard
+            heard = self.doubts
             loss = await insist(lambda: check(self._bus, remember(batch[-1]), deadline=look_deadline()))
             if loss is not None:
                 self.note(loss, reading)

@@ -26,7 +26,8 @@ class Remembered:
     Attributes:
         seq: Its sequence.
         event_id: Its id.
-        time_ns: When the log took it, by the server's clock.
+        time_ns: When the log took it, by the server's clock; 0 if that is not known. A request that is repeated after a
+            loss can give the same message at the same sequence, at another time.
         snapshot: Whether it is a snapshot's, which goes as soon as there is a newer one.
     """
 
@@ -54,13 +55,13 @@ class Found:
     """What the log says of a remembered message.
 
     Attributes:
-        event_id: Id of the message that is there now, ``None`` if none is.
+        there: The message that is there now, ``None`` if none is.
         last: The log's last sequence.
         purged: Up to where a purge was announced.
         snapshot: Sequence of the newest snapshot's fact.
     """
 
-    event_id: str | None
+    there: Remembered | None
     last: int
     purged: int = 0
     snapshot: int = 0
@@ -86,14 +87,18 @@ def remember(message: Message, *, snapshot: bool = False) -> Remembered:
 
 def judge(remembered: Remembered, found: Found) -> Loss | None:
     """Whether what the log says means that it lost the message: neither there, nor purged as was announced."""
-    if found.event_id == remembered.event_id:
+    if found.there is not None and _same(found.there, remembered):
         return None
     purged = found.purged
     if remembered.snapshot:
         purged = max(purged, found.snapshot - 1)
-    if found.event_id is None and remembered.seq <= purged:
+    if found.there is None and remembered.seq <= purged:
         return None
     return Loss(remembered, found.last)
+
+
+def _same(there: Remembered, remembered: Remembered) -> bool:
+    return there.event_id == remembered.event_id and remembered.time_ns in (0, there.time_ns)
 
 
 async def check(bus: Bus, remembered: Remembered, *, deadline: Deadline) -> Loss | None:
@@ -103,8 +108,8 @@ async def check(bus: Bus, remembered: Remembered, *, deadline: Deadline) -> Loss
         UnavailableError, DeadlineExceededError: If the bus or its stream is not there: that is no loss yet.
     """
     message = await bus.get(remembered.seq, deadline=deadline)
-    there = None if message is None else message.headers.get(MSG_ID, "")
-    if there == remembered.event_id:
+    there = None if message is None else remember(message)
+    if there is not None and _same(there, remembered):
         return None
     last = await bus.last_seq(deadline=deadline)
     purge = await newest_purge(bus, deadline=deadline)

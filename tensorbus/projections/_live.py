@@ -35,6 +35,7 @@ class LiveDirectory:
         self._waiters: list[tuple[int, int, asyncio.Future[None]]] = []
         self._order = count()
         self._followers: dict[int, Follower] = {}
+        self._replacements: dict[int, Callable[[], None]] = {}
         self._arrived = 0
         self._gone = 0
         self._not_judged = state.seq
@@ -75,6 +76,8 @@ class LiveDirectory:
         self.replaced += 1
         self._verdicts, other._verdicts = other._verdicts, {}
         self._not_judged, self._arrived = other._not_judged, other._arrived
+        for callback in list(self._replacements.values()):
+            callback()
         self._wake()
 
     def lose(self, error: Callable[[int], TensorbusError]) -> None:
@@ -129,6 +132,19 @@ class LiveDirectory:
             yield
         finally:
             del self._followers[token]
+
+    @contextmanager
+    def replacements(self, callback: Callable[[], None]) -> Iterator[None]:
+        """Call ``callback`` each time that the state was replaced, before its followers hear what differs.
+
+        Positions may have gone down: what was said of the state before must not be compared with them.
+        """
+        token = next(self._order)
+        self._replacements[token] = callback
+        try:
+            yield
+        finally:
+            del self._replacements[token]
 
     def _wake(self) -> None:
         while self._waiters and self._waiters[0][0] <= self.position:

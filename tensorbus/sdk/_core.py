@@ -173,6 +173,8 @@ class Core:
             match push.topic:
                 case "changed":
                     self._changed(push.data)
+                case "anew":
+                    self._anew(position_of(push.data))
                 case "series":
                     for listener in list(self.series.get(str(push.data.get("name")), ())):
                         listener.on_series(push.data)
@@ -218,6 +220,13 @@ class Core:
                 listener.on_lost()
         if self.refusal is None:
             log.debug("connection lost: %s", reason)
+
+    def _anew(self, position: int) -> None:
+        """The worker made its directory anew, perhaps from a log that lost its tail: positions may have gone down."""
+        if self.full is None:
+            self.followed.clear()
+        else:
+            self.full.anew(position)
 
     def _changed(self, data: Mapping[str, object]) -> None:
         position, items = position_of(data), data.get("items")

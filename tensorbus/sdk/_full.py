@@ -109,7 +109,11 @@ class FullDirectory:
         feed = DirectoryFeed(bus, LiveDirectory(Directory(bus.subjects)))
         async with feed.running(deadline=Deadline(_HEAD_START_S, what="reading the log")):
             names = self._names = Names(feed.live.state)
-            with feed.live.followed(names.on_change), feed.live.followed(self._changed):
+            with (
+                feed.live.replacements(self._followed.clear),
+                feed.live.followed(names.on_change),
+                feed.live.followed(self._changed),
+            ):
                 self._feed = feed
                 self._ready.set()
                 await feed.failed()
@@ -143,6 +147,10 @@ class FullDirectory:
     def told(self, position: int) -> None:
         """The worker has told of something at that position: from now on nothing older is answered."""
         self._told = max(self._told, position)
+
+    def anew(self, position: int) -> None:
+        """The worker's positions may have gone down to this one: what it told before is not to be waited for."""
+        self._told = position
 
     # -- answers ------------------------------------------------------------------------------------------------------
 

@@ -137,9 +137,12 @@ class Announcer:
         position = self._core.live.position
         todo = sorted(self._past.items(), key=lambda item: item[1].record.born)
         rest = iter(todo)
-        async with asyncio.TaskGroup() as group:
-            for _ in range(AT_ONCE):
-                group.create_task(self._some(rest), name="announce")
+        try:
+            async with asyncio.TaskGroup() as group:
+                for _ in range(AT_ONCE):
+                    group.create_task(self._some(rest), name="announce")
+        except* FencedError as fenced:
+            raise fenced.exceptions[0] from None
         await self._versions(todo)
         await self._ends(position)
         for where, past in todo:
@@ -210,6 +213,7 @@ class Announcer:
 
     async def _bear(self, held: Held, past: Past, digest: str | None) -> None:
         """Bring the artifact into being again, if it still is not there."""
+        doubts = self._core.feed.doubts
         fact = await self._birth(held, past.record, digest)
         if fact is None:
             return
@@ -219,6 +223,7 @@ class Announcer:
             return fact if fate(past.record, now, digest) is Fate.UNKNOWN else None
 
         await self._core.author.decide(rule, deadline=known_outcome(), principal=past.record.principal)
+        await self._core.keep_manifest(held.manifest, doubts=doubts, deadline=known_outcome())
 
     async def _birth(self, held: Held, before: Artifact, digest: str | None) -> ArtifactPut | ArtifactRegistered | None:
         """The fact, as it was; ``None`` if the caller's lease is over, and the bytes with it."""
@@ -293,10 +298,11 @@ class Announcer:
         digest = await self._digest(held, past)
         if record is None or record.digest is not None or digest is None or not held.manifest.digested:
             return
+        doubts = self._core.feed.doubts
         ref = await self._core.store_manifest(held.manifest, deadline=known_outcome())
-        await self._decide(
-            lambda state: rules.digested(state, tenant=held.tenant, artifact=held.artifact, digest=digest, manifest=ref)
-        )
+        say = partial(rules.digested, tenant=held.tenant, artifact=held.artifact, digest=digest, manifest=ref)
+        await self._decide(say)
+        await self._core.keep_manifest(held.manifest, doubts=doubts, deadline=known_outcome())
 
     async def _bind(self, where: Where, past: Past, key: str) -> None:
         """Bind a key again, unless somebody has used it since the loss."""

@@ -167,6 +167,15 @@ class Core:
             return ManifestRef(inline=raw.decode())
         return ManifestRef(blob=await put_blob(self.bus, raw, author=self.me.worker, deadline=deadline))
 
+    async def keep_manifest(self, manifest: Manifest, *, doubts: int, deadline: Deadline) -> None:
+        """Store a manifest again that was stored before a fact named it, if the log may have lost it in between.
+
+        Args:
+            doubts: Those of the feed before it was stored.
+        """
+        if self.feed.doubts != doubts:
+            await self.store_manifest(manifest, deadline=deadline)
+
     async def load_manifest(self, record: Artifact, *, deadline: Deadline) -> Manifest:
         """The manifest of an artifact, from its fact or its blob.
 

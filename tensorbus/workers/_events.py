@@ -9,7 +9,7 @@ from dataclasses import asdict
 
 from tensorbus.bus import Bus, Message, Reader
 from tensorbus.clock import Deadline
-from tensorbus.errors import NotFoundError, OutOfSpaceError
+from tensorbus.errors import NotFoundError, OutOfSpaceError, UnavailableError
 from tensorbus.events import AnyRecorded, UnknownEvent, aggregate
 from tensorbus.feeds import decode_one
 from tensorbus.lifecycle import Artifact, Directory
@@ -56,6 +56,7 @@ class Cursor:
         self._pending: asyncio.Task[list[Message]] | None = None
         self._left: list[Message] = []
         self._turn = asyncio.Lock()
+        self._lost = False
         self.reader: Reader | None = None
 
     async def next(self, *, limit: int, wait_s: float) -> tuple[list[Json], bool]:
@@ -73,6 +74,7 @@ class Cursor:
 
     async def _next(self, *, limit: int, deadline: Deadline) -> tuple[list[Json], bool]:
         items: list[Json] = []
+        self._check_not_lost()
         while len(items) < limit and not self._done:
             if not self._left and not await self._more(0.0 if items else deadline.left()):
                 break
@@ -80,6 +82,17 @@ class Cursor:
             self._position = take[-1].seq
             items += [event_info(recorded) for recorded in self._wanted(take)]
         return items, self._done
+
+    def lose(self) -> None:
+        """The log lost its tail: what follows there is not what followed what was read."""
+        self._lost = True
+        if self._pending is not None:
+            self._pending.cancel()
+
+    def _check_not_lost(self) -> None:
+        if self._lost:
+            text = f"the log lost its tail, and this reading was at {self._position}: begin a new one"
+            raise UnavailableError(text, position={"TB": self._position})
 
     @property
     def _done(self) -> bool:
@@ -96,6 +109,7 @@ class Cursor:
         if not done:
             return False
         ended, self._pending = self._pending, None
+        self._check_not_lost()
         self._left = ended.result()
         return True
 

@@ -75,8 +75,9 @@ class Follows:
         series = self._live.state.one_series(caller.tenant, name)
         if series is None:
             return
-        news = series_news(self._live.state, caller.tenant, series, caller.series[name])
-        caller.series[name] = max(caller.series[name], series.last)
+        told = min(caller.series[name], series.last)  # lower only after a loss of the log's tail
+        news = series_news(self._live.state, caller.tenant, series, told)
+        caller.series[name] = series.last
         caller.push("series", {"position": position, **news})
 
     def _depend(self, followed: Followed, record: Artifact) -> None:

@@ -64,7 +64,7 @@ class Keeper:
         self._archived_ns = 0
         self._purge_seen: tuple[int, int] = (0, 0)
         self._snapshot: tuple[int, int] | None = None
-        self._losses = 0
+        self._doubts = 0
         self.trouble: TensorbusError | None = None
 
     def on_loss(self) -> None:
@@ -115,7 +115,7 @@ class Keeper:
     async def _steps(self) -> None:
         if self._core.feed.unsure or not self._projector.sure:
             return  # perhaps the log lost what the rows say
-        self._losses = self._core.feed.losses
+        self._doubts = self._core.feed.doubts
         await self.archive()
         await self.snapshot()
         await self.announce()
@@ -210,13 +210,13 @@ class Keeper:
 
         Raises:
             FencedError: If another has the role now.
-            UnavailableError: If the log lost its tail since the step began: what it says may not be so any more.
+            UnavailableError: If the log may have lost its tail since the step began: what it says may not be so now.
         """
         me = self._core.me
 
         def rule(state: Directory) -> Event:
-            if self._core.feed.losses != self._losses:
-                raise UnavailableError(f"the log lost its tail, so no {fact.type} is said")
+            if self._core.feed.doubts != self._doubts:
+                raise UnavailableError(f"the bus was away, and may have lost what a {fact.type} rests on")
             return log_rules.as_keeper(state, fact, worker=me.worker, incarnation=me.incarnation)
 
         seq, _ = await self._core.author.decide(rule, deadline=self._deadline(f"saying {fact.type}"))

@@ -172,6 +172,7 @@ class Puts:
         if key is not None:
             known_as = self._known_as(tenant, artifact)
             rules.check_key_free(state, tenant=tenant, key=key, artifact=known_as, rebind=incoming.rebind)
+        doubts = self._core.feed.doubts
         fact = await self._birth_fact(incoming, artifact, digest, deadline=deadline)
         held = Held(incoming.tenant, artifact, incoming.parts, incoming.layout, manifest)
         held.lease = incoming.lease.id if incoming.lease else None
@@ -181,6 +182,7 @@ class Puts:
             if self._undecided(incoming):
                 return None
             raise
+        await self._core.keep_manifest(manifest, doubts=doubts, deadline=deadline)
         if existing is not None:
             artifact, position = await self._join(incoming, existing, position, deadline=deadline)
         elif digest is None and incoming.lease is None:
@@ -436,7 +438,7 @@ class Puts:
         if held.manifest.digested or not held.valid:
             return
         manifest = await asyncio.to_thread(digest_held, held)
-        deadline = known_outcome()
+        deadline, doubts = known_outcome(), self._core.feed.doubts
         ref = await self._core.store_manifest(manifest, deadline=deadline)
 
         digest = await off_loop(Manifest.content_id, manifest, weight=len(manifest))
@@ -445,6 +447,7 @@ class Puts:
             return rules.digested(state, tenant=held.tenant, artifact=held.artifact, digest=digest, manifest=ref)
 
         await self._core.author.decide(rule, deadline=deadline)
+        await self._core.keep_manifest(manifest, doubts=doubts, deadline=deadline)
         held.manifest = manifest
 
     def _known_as(self, tenant: str, artifact: ArtifactId) -> ArtifactId:

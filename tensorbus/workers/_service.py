@@ -17,6 +17,8 @@ from tensorbus.workers._core import Core
 from tensorbus.workers._directory_ops import DirectoryOps, Op
 from tensorbus.workers._follow import Follows
 from tensorbus.workers._memory import MemoryRole
+from tensorbus.workers._operation_ops import OperationOps
+from tensorbus.workers._operations import Operations
 from tensorbus.workers._query_ops import QueryOps
 
 BYE_S = 0.2
@@ -40,11 +42,14 @@ class Service:
         self._memory = memory
         self._follows = Follows(core.live)
         self._names = Names(core.state)
+        self._losses = core.feed.losses
         directory = DirectoryOps(
             core, callers, self._follows, self._names, pool_stats=None if memory is None else memory.pool.stats
         )
         self._queries = QueryOps(core, gateway_sql=gateway_sql)
         self._table: dict[str, Op] = directory.table() | self._queries.table()
+        self._operations = Operations(core, None) if memory is None else memory.operations
+        self._table |= OperationOps(core, self._operations).table()
         if memory is not None:
             self._table |= memory.ops.table()
         callers.on_gone(self._gone)
@@ -58,8 +63,18 @@ class Service:
                 stack.enter_context(self._core.live.followed(self._memory.reclaim.on_change))
                 self._memory.on_retired = self._retire
             stack.enter_context(self._core.live.followed(self._names.on_change))
+            stack.enter_context(self._core.live.followed(self._operations.on_change))
             stack.enter_context(self._core.live.followed(self._follows.on_change))
+            stack.enter_context(self._core.live.replacements(self._replaced))
             yield
+
+    def _replaced(self) -> None:
+        """The state was made anew: what callers keep of the one before is not comparable with it."""
+        lost, self._losses = self._core.feed.losses != self._losses, self._core.feed.losses
+        for caller in self._callers.all():
+            caller.push("anew", {"position": self._core.live.position})
+            for cursor in caller.cursors.values() if lost else ():
+                cursor.lose()
 
     async def handle(self, request: Request, session: PeerSession) -> Reply:
         """Handler of the server."""

@@ -185,6 +185,12 @@ class SimWorker(Worker):
     def incarnation(self) -> str:
         return self._incarnation
 
+    @property
+    def unsettled(self) -> bool:
+        """Whether it still says again what it holds."""
+        memory = self.cluster.memories.get(self.node.name)
+        return memory is not None and memory.core.unsettled
+
     async def run(self, *, stop: asyncio.Event, ready: Callable[[WorkerCard], None]) -> None:
         async with AsyncExitStack() as stack:
             bus = await self._connect(stack)
@@ -357,6 +363,7 @@ class SimMemory:
 
     def __init__(self, core: Core, settings: Settings) -> None:
         bus = cast("ObservedBus", core.bus)
+        self.core = core
         self.incarnation = core.me.incarnation
         self.on_retired: Callable[[int, str | None], None] = lambda _segment, _writer: None
         self.pool = SimPool(settings.pool_bytes)

@@ -16,6 +16,7 @@ from tensorbus.events import (
     CallerLeaseEnded,
     DestroyReason,
     Event,
+    LogTruncated,
     Recorded,
     ReplicaAdded,
     ReplicaDropped,
@@ -60,18 +61,41 @@ class Truth(MemoryCluster):
             self.beats[worker, incarnation].append(self.beat_s[seq])
         return seq
 
+    def truncate(self, last_seq: int) -> None:
+        super().truncate(last_seq)
+        self._fold_again()
+
+    def lose(self, *, first_seq: int | None = None) -> None:
+        super().lose(first_seq=first_seq)
+        self._fold_again()
+
+    def _fold_again(self) -> None:
+        """The books are of the log as it is: what it lost never was."""
+        self.world.note("lost", self.log.last_seq - 1_700_000_000_000_000)
+        self.world.cover("fault.loss_of_log")
+        self.fold = Directory(self.subjects)
+        self.hash_at = {0: self.fold.hash()}
+        for book in (self.facts, self.verdicts, self.bound, self.lived):
+            book.clear()
+        for message in self.log.after(0, "tb.ev.>", count_max=1 << 30):
+            self._enter(decode_one(message))
+
     def _fold(self, recorded: AnyRecorded) -> None:
-        assert isinstance(recorded.event, Event), f"nobody writes what cannot be read: {recorded}"
-        seq = recorded.seq
-        self.facts[seq] = recorded
-        verdict = self.verdicts[seq] = self.fold.apply(recorded)
-        self.hash_at[seq] = self.fold.hash()
+        verdict = self._enter(recorded)
+        assert isinstance(recorded.event, Event)
         why = f" dropped: {verdict.why}" if verdict.why else ""
         if verdict.why:
             self.world.cover(f"dropped.{verdict.why}")
         else:
             self.world.cover(type(recorded.event).__name__)
-        self.world.note(f"{seq - 1_700_000_000_000_000}", recorded.headers.author, _line(recorded.event), why)
+        self.world.note(f"{recorded.seq - 1_700_000_000_000_000}", recorded.headers.author, _line(recorded.event), why)
+
+    def _enter(self, recorded: AnyRecorded) -> Verdict:
+        assert isinstance(recorded.event, Event), f"nobody writes what cannot be read: {recorded}"
+        seq = recorded.seq
+        self.facts[seq] = recorded
+        verdict = self.verdicts[seq] = self.fold.apply(recorded)
+        self.hash_at[seq] = self.fold.hash()
         for touched in verdict.touched:
             if touched.kind == "key":
                 artifact = self.fold.keys[touched.tenant, touched.name].artifact
@@ -79,6 +103,7 @@ class Truth(MemoryCluster):
             elif touched.kind == "artifact":
                 record = next(r for r in self.fold.artifacts.values() if r.artifact == touched.name)
                 self.lived[touched.name].append((seq, "live" if record.live else None))
+        return verdict
 
     # -- looking back -------------------------------------------------------------------------------------------------
 
@@ -116,7 +141,7 @@ class Truth(MemoryCluster):
             event, author = fact.event, fact.headers.author
             if isinstance(event, SessionOpened):
                 present[event.worker] = event.incarnation
-            else:
+            elif not isinstance(event, LogTruncated):  # whoever missed something may say so
                 assert present.get(author) == fact.headers.incarnation, f"{author} was fenced before {fact}"
             if isinstance(event, SessionEnded):
                 assert present[event.worker] == event.incarnation
@@ -177,7 +202,14 @@ class CheckedLive(LiveDirectory):
             assert recorded.seq > self._applied, f"{recorded.seq} came again after {self._applied}"
             self._applied = recorded.seq
         super().apply(facts)
+        now = self._truth.facts.get(self.state.seq)
+        if now is None or now.headers.event_id != facts[-1].headers.event_id:
+            return  # the log lost it, and this worker is about to hear of that
         assert self.state.hash() == self._truth.hash_at[self.state.seq], f"another state than the log's at {facts[-1]}"
+
+    def replace(self, other: LiveDirectory) -> None:
+        super().replace(other)
+        self._applied = self.state.seq
 
 
 def _line(event: Event) -> str:

@@ -11,20 +11,23 @@ from tests.unit.feeds.voices import keeper, soon, voice
 from tests.unit.lifecycle import history as h
 
 MINE, ANOTHER = EventId("mine"), EventId("another")
+SAME, OTHER, LATER = Remembered(50, MINE, 7), Remembered(50, ANOTHER, 7), Remembered(50, MINE, 8)
 FACT, SNAPSHOT = Remembered(50, MINE, 7), Remembered(50, MINE, 7, snapshot=True)
 
 
 @pytest.mark.parametrize(
     ("remembered", "found", "lost"),
     [
-        (FACT, Found(MINE, 60), False),
-        (FACT, Found(MINE, 50, purged=55), False),
+        (FACT, Found(SAME, 60), False),
+        (FACT, Found(SAME, 50, purged=55), False),
+        (FACT, Found(LATER, 60), True),
+        (Remembered(50, MINE, 0), Found(LATER, 60), False),
         (FACT, Found(None, 60, purged=50), False),
         (FACT, Found(None, 60, purged=49), True),
         (FACT, Found(None, 40), True),
         (FACT, Found(None, 49, purged=10), True),
-        (FACT, Found(ANOTHER, 60), True),
-        (FACT, Found(ANOTHER, 60, purged=55), True),
+        (FACT, Found(OTHER, 60), True),
+        (FACT, Found(OTHER, 60, purged=55), True),
         (FACT, Found(None, 60, purged=40, snapshot=58), True),
         (SNAPSHOT, Found(None, 60, purged=40, snapshot=58), False),
         (SNAPSHOT, Found(None, 60, purged=40, snapshot=50), True),
