@@ -20,6 +20,7 @@ from tensorbus.sdk._explained import explained
 from tensorbus.sdk._fill import Progress
 from tensorbus.sdk._followed import Entry
 from tensorbus.sdk._names import check_prefix, check_ref, check_version, id_of, name_of, refused_view, spec_of
+from tensorbus.sdk._operations import AsyncOperation, AsyncWorker
 from tensorbus.sdk._pending import Listing
 from tensorbus.sdk._place import BusAddress, Place
 from tensorbus.sdk._put import Digest, PutOptions, put
@@ -442,6 +443,14 @@ class AsyncBus(AsyncQueries):
         about = artifact.base_id if isinstance(artifact, AsyncArtifact) else None
         named = None if artifact is None or about is not None else check_ref(artifact)
         return AsyncEvents(self._core, since=seq, follow=follow, artifact=about, named=named, timeout=timeout)
+
+    def worker(self, id: str) -> AsyncWorker:
+        """A worker by its id, to ask for operations (``docs/operations-api.md``); nothing is asked yet."""
+        return AsyncWorker(self, id)
+
+    def operation(self, id: str) -> AsyncOperation:
+        """An operation that was asked for, here or in another process, by its id; nothing is asked yet."""
+        return AsyncOperation(self, id)
 
     async def stats(self, *, timeout: float | None = None) -> dict[str, Any]:
         """The worker's pool, directory, callers and bus, in figures (``docs/spec/control.md``).

@@ -58,8 +58,8 @@ class StateChange:
 
     Attributes:
         change: ``added``, ``removed`` or ``changed``.
-        kind: What it is: ``artifact``, ``replica``, ``key``, ``version``, ``view``, ``lease``, ``session``, ``operation`` or
-            ``role``.
+        kind: What it is: ``artifact``, ``replica``, ``key``, ``version``, ``view``, ``lease``, ``session``,
+            ``operation`` or ``role``.
         before: Its row in the earlier state, ``None`` if it was not there.
         after: Its row in the later one.
     """

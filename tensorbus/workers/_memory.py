@@ -18,8 +18,10 @@ from tensorbus.workers._bulk import BulkSide
 from tensorbus.workers._bytes_ops import BytesOps
 from tensorbus.workers._core import Core
 from tensorbus.workers._disk import DiskTier
+from tensorbus.workers._executors import Executors
 from tensorbus.workers._fetch import Fetches, ways_of
 from tensorbus.workers._leases import Leases
+from tensorbus.workers._operations import Operations
 from tensorbus.workers._puts import Puts
 from tensorbus.workers._reclaim import Reclaim
 from tensorbus.workers._store import Store, Where
@@ -66,6 +68,7 @@ class MemoryRole:
         )
         self.disk.on_corrupt = self._heal
         core.disk_stats = self.disk.stats if settings.disk_bytes else None
+        self.operations = Operations(core, Executors(core, self.store, self.fetches))
         self.announcer = Announcer(core, self.store, self.leases)
         self.bulk = BulkSide(core, self.store, self.puts, self.fetches, self.tiers)
         self.address = ""
@@ -87,7 +90,7 @@ class MemoryRole:
             pins.start()
             if settings.reserve_bytes:
                 core.spawn(role._fill_reserve(), name="fill reserve")
-            async with role.bulk.permitting():
+            async with role.bulk.permitting(), role.operations.answering():
                 yield role
         finally:
             pins.close()

@@ -1,0 +1,242 @@
+"""What a worker with memory does for an operation: each can be repeated, and says what came of it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Final, Protocol
+
+from blake3 import blake3
+
+from tensorbus.clock import Deadline
+from tensorbus.errors import ConflictError, CorruptError, NotFoundError, TensorbusError, UnavailableError
+from tensorbus.events import DropReason, Event, ReplicaDropped
+from tensorbus.ids import ArtifactId, WorkerId, b32, prefixed
+from tensorbus.lifecycle import Artifact, Operation, Session, rules
+from tensorbus.workers._core import Core
+from tensorbus.workers._directory_ops import sources_of
+from tensorbus.workers._fetch import Fetches
+from tensorbus.workers._puts import digest_held, known_outcome
+from tensorbus.workers._store import Held, Store
+
+EXECUTE_S: Final = 3600.0
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """What is asked of one worker, under the caller's key."""
+
+    tenant: str
+    id: str
+    worker: WorkerId
+    operation: str
+    artifact: ArtifactId
+    args: str
+    principal: str = ""
+
+    @property
+    def where(self) -> tuple[str, str]:
+        return self.tenant, self.id
+
+    @property
+    def body(self) -> tuple[str, ArtifactId, str, WorkerId]:
+        return self.operation, self.artifact, self.args, self.worker
+
+
+@dataclass(slots=True)
+class Progress:
+    """How far an operation is, in bytes; ``total`` is 0 until it is known."""
+
+    done: int = 0
+    total: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """What came of it, and the last sequence of the log that it took; 0 if none."""
+
+    result: dict[str, object]
+    position: int = 0
+
+
+class Delegate(Protocol):
+    """Asks other workers for parts of an operation."""
+
+    async def done(self, order: Order, *, deadline: Deadline) -> Operation: ...
+
+
+class Executors:
+    """The operations of one worker."""
+
+    def __init__(self, core: Core, store: Store, fetches: Fetches) -> None:
+        self._core = core
+        self._store = store
+        self._fetches = fetches
+        self._table: dict[str, Callable[[_Job], Awaitable[Done]]] = {
+            "prefetch": self._prefetch,
+            "replicate": self._replicate,
+            "migrate": self._migrate,
+            "evict": self._evict,
+            "verify": self._verify,
+        }
+
+    @property
+    def names(self) -> frozenset[str]:
+        return frozenset(self._table)
+
+    async def run(self, order: Order, args: Mapping[str, Any], progress: Progress, delegate: Delegate) -> Done:
+        """Do it.
+
+        Raises:
+            TensorbusError: Why it was not done.
+        """
+        return await self._table[order.operation](_Job(order, args, progress, delegate))
+
+    async def _prefetch(self, job: _Job) -> Done:
+        record = self._live(job)
+        job.progress.total = record.nbytes
+        held, report = await self._fetches.ensure(job.order.tenant, record.artifact, deadline=Deadline(EXECUTE_S))
+        job.progress.done = job.progress.total
+        found = {"worker": job.order.worker, "nbytes": held.manifest.nbytes, "path": report.path, "why": report.why}
+        return Done(found, self._core.live.position)
+
+    async def _evict(self, job: _Job) -> Done:
+        tenant, artifact = job.order.tenant, self._live(job).artifact
+        held = self._store.get(tenant, artifact)
+        if held is None:
+            return Done({"worker": job.order.worker, "nbytes": 0})
+        if held.lease is not None:
+            raise ConflictError(
+                f"{artifact!r} is a caller's own memory here, which ends with its lease", artifact=artifact
+            )
+        try:
+            position = await self._drop(held, DropReason.ASKED)
+        except ConflictError as exc:
+            if exc.details.get("reason") != "held":
+                raise
+            raise ConflictError(
+                f"the copy of {artifact!r} on worker {job.order.worker} is pinned, or the last one for good: "
+                "end its leases, replicate it, or destroy the artifact",
+                artifact=artifact,
+                worker=job.order.worker,
+            ) from exc
+        return Done({"worker": job.order.worker, "nbytes": held.manifest.nbytes}, position)
+
+    async def _verify(self, job: _Job) -> Done:
+        artifact, me = self._live(job).artifact, job.order.worker
+        held = self._store.get(job.order.tenant, artifact)
+        if held is None:
+            raise NotFoundError(f"worker {me} has no copy of {artifact!r} to verify", artifact=artifact, worker=me)
+        if not held.manifest.digested:
+            raise ConflictError(f"{artifact!r} has no digests yet to verify its bytes by", artifact=artifact)
+        job.progress.total = held.manifest.nbytes
+        found = await asyncio.to_thread(digest_held, held)
+        bad = [now.name for now, then in zip(found, held.manifest, strict=True) if now.digest != then.digest]
+        if bad:
+            if held.lease is None:
+                await self._drop(held, DropReason.CORRUPT)
+            text = f"the copy of {artifact!r} on worker {me} has other bytes than its digests promise, and was dropped"
+            raise CorruptError(text, artifact=artifact, worker=me, tensors=bad[:16])
+        job.progress.done = job.progress.total
+        return Done({"worker": me, "nbytes": found.nbytes, "tensors": len(found)})
+
+    async def _replicate(self, job: _Job) -> Done:
+        record = self._live(job)
+        wanted = job.args.get("to")
+        if wanted is not None:
+            reached = await self._all_to(job, record, [WorkerId(worker) for worker in wanted])
+        else:
+            reached = await self._up_to(job, record, int(job.args["n"]))
+        return Done({"workers": reached}, self._core.live.position)
+
+    async def _all_to(self, job: _Job, record: Artifact, workers: list[WorkerId]) -> list[WorkerId]:
+        job.progress.total = record.nbytes * len(workers)
+        try:
+            async with asyncio.TaskGroup() as group:
+                for worker in workers:
+                    group.create_task(self._copy_to(job, record, worker), name=f"replicate to {worker}")
+        except* TensorbusError as failed:
+            raise failed.exceptions[0] from None
+        return workers
+
+    async def _up_to(self, job: _Job, record: Artifact, n: int) -> list[WorkerId]:
+        """Copies for good on ``n`` workers: other hosts first, and the next one where one fails."""
+        missing = n - len(_owners(self._core, record))
+        job.progress.total = record.nbytes * max(0, missing)
+        failed: TensorbusError | None = None
+        for candidate in _candidates(self._core, record) if missing > 0 else ():
+            try:
+                await self._copy_to(job, record, candidate.worker)
+            except TensorbusError as exc:
+                failed = exc
+                continue
+            missing -= 1
+            if not missing:
+                break
+        if missing > 0:
+            text = f"{record.artifact!r} cannot be on {n} workers: {missing} more with room for it are needed"
+            raise UnavailableError(text, artifact=record.artifact, missing=missing) from failed
+        return sorted(session.worker for session in _owners(self._core, record))
+
+    async def _copy_to(self, job: _Job, record: Artifact, worker: WorkerId) -> None:
+        await self._part(job, "prefetch", worker)
+        job.progress.done += record.nbytes
+
+    async def _migrate(self, job: _Job) -> Done:
+        """Copy, verify, and only then drop."""
+        source, target = WorkerId(job.args["src"]), WorkerId(job.args["dst"])
+        record = self._live(job)
+        job.progress.total = record.nbytes
+        await self._part(job, "prefetch", target)
+        await self._part(job, "verify", target)
+        await self._part(job, "evict", source)
+        job.progress.done = record.nbytes
+        return Done({"src": source, "dst": target, "nbytes": record.nbytes}, self._core.live.position)
+
+    async def _part(self, job: _Job, operation: str, worker: WorkerId) -> Operation:
+        """A part of the operation on some worker, under a key made from this one's: repeating it is safe."""
+        part = b32(blake3(prefixed("op", job.order.id, operation, worker)).digest(length=20))
+        order = replace(job.order, id=part, worker=worker, operation=operation, args="{}")
+        return await job.delegate.done(order, deadline=Deadline(EXECUTE_S, what=f"{operation} on worker {worker}"))
+
+    def _live(self, job: _Job) -> Artifact:
+        return rules.live_artifact(self._core.state, tenant=job.order.tenant, artifact=job.order.artifact)
+
+    async def _drop(self, held: Held, reason: DropReason) -> int:
+        """Say that the copy goes, and only then give its memory back."""
+
+        def fact(number: int) -> Event:
+            return ReplicaDropped(
+                tenant=held.tenant, artifact=held.artifact, view=None, tier=held.tier, reason=reason, number=number
+            )
+
+        position, _ = await self._core.author.say(fact, deadline=known_outcome())
+        if self._store.get(*held.where) is held:
+            self._store.drop(*held.where)
+        return position
+
+
+@dataclass(frozen=True, slots=True)
+class _Job:
+    order: Order
+    args: Mapping[str, Any]
+    progress: Progress
+    delegate: Delegate
+
+
+def _owners(core: Core, record: Artifact) -> list[Session]:
+    """The living workers with a whole copy of their own."""
+    now = core.state.artifacts.get(record.where, record)
+    own = {replica.worker for replica in now.replicas.values() if replica.view is None and replica.lease is None}
+    return [session for session in sources_of(core.state, now) if session.worker in own]
+
+
+def _candidates(core: Core, record: Artifact) -> list[Session]:
+    """Who could take a copy, the best first."""
+    owners = _owners(core, record)
+    workers, hosts = {session.worker for session in owners}, {session.host for session in owners}
+    able = [
+        s for s in core.state.live_sessions() if s.data and s.worker not in workers and s.pool_bytes >= record.nbytes
+    ]
+    return sorted(able, key=lambda s: (s.host in hosts, -s.pool_bytes, s.worker))
