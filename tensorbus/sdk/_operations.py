@@ -135,6 +135,10 @@ class AsyncWorker:
         """Drop the copy there, if it is not pinned and another is left for good."""
         return self._submit("evict", artifact, {}, id)
 
+    def persist(self, artifact: AsyncArtifact | str, *, id: str | None = None) -> AsyncOperation:
+        """Have a copy on that worker's disk, which stays as long as the artifact does."""
+        return self._submit("persist", artifact, {}, id)
+
     def verify(self, artifact: AsyncArtifact | str, *, id: str | None = None) -> AsyncOperation:
         """Check the copy there against its digests; a corrupt one is dropped."""
         return self._submit("verify", artifact, {}, id)

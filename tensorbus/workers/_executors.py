@@ -19,6 +19,7 @@ from tensorbus.workers._directory_ops import sources_of
 from tensorbus.workers._fetch import Fetches
 from tensorbus.workers._puts import digest_held, known_outcome
 from tensorbus.workers._store import Held, Store
+from tensorbus.workers._tiers import Tiers
 
 EXECUTE_S: Final = 3600.0
 
@@ -69,15 +70,17 @@ class Delegate(Protocol):
 class Executors:
     """The operations of one worker."""
 
-    def __init__(self, core: Core, store: Store, fetches: Fetches) -> None:
+    def __init__(self, core: Core, store: Store, fetches: Fetches, tiers: Tiers) -> None:
         self._core = core
         self._store = store
         self._fetches = fetches
+        self._tiers = tiers
         self._table: dict[str, Callable[[_Job], Awaitable[Done]]] = {
             "prefetch": self._prefetch,
             "replicate": self._replicate,
             "migrate": self._migrate,
             "evict": self._evict,
+            "persist": self._persist,
             "verify": self._verify,
         }
 
@@ -102,25 +105,25 @@ class Executors:
         return Done(found, self._core.live.position)
 
     async def _evict(self, job: _Job) -> Done:
-        tenant, artifact = job.order.tenant, self._live(job).artifact
-        held = self._store.get(tenant, artifact)
-        if held is None:
-            return Done({"worker": job.order.worker, "nbytes": 0})
-        if held.lease is not None:
-            raise ConflictError(
-                f"{artifact!r} is a caller's own memory here, which ends with its lease", artifact=artifact
-            )
+        artifact, me = self._live(job).artifact, job.order.worker
         try:
-            position = await self._drop(held, DropReason.ASKED)
+            position = await self._tiers.evict((job.order.tenant, artifact))
+        except NotFoundError:
+            self._live(job)
+            return Done({"worker": me, "evicted": False})  # it was gone already, which is what was asked for
         except ConflictError as exc:
             if exc.details.get("reason") != "held":
                 raise
-            raise ConflictError(
-                f"the copy of {artifact!r} on worker {job.order.worker} is pinned, or the last one for good: "
-                "end its leases, replicate it, or destroy the artifact",
-                artifact=artifact,
-                worker=job.order.worker,
-            ) from exc
+            text = f"the copy of {artifact!r} on worker {me} is pinned by now, or the last one that can be read"
+            raise ConflictError(text, artifact=artifact, worker=me) from exc
+        return Done({"worker": me, "evicted": True}, position)
+
+    async def _persist(self, job: _Job) -> Done:
+        record = self._live(job)
+        job.progress.total = record.nbytes
+        held, _ = await self._fetches.ensure(job.order.tenant, record.artifact, deadline=Deadline(EXECUTE_S))
+        position = await self._tiers.persist(held)
+        job.progress.done = record.nbytes
         return Done({"worker": job.order.worker, "nbytes": held.manifest.nbytes}, position)
 
     async def _verify(self, job: _Job) -> Done:

@@ -68,7 +68,7 @@ class MemoryRole:
         )
         self.disk.on_corrupt = self._heal
         core.disk_stats = self.disk.stats if settings.disk_bytes else None
-        self.operations = Operations(core, Executors(core, self.store, self.fetches))
+        self.operations = Operations(core, Executors(core, self.store, self.fetches, self.tiers))
         self.announcer = Announcer(core, self.store, self.leases)
         self.bulk = BulkSide(core, self.store, self.puts, self.fetches, self.tiers)
         self.address = ""

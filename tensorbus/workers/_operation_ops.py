@@ -39,7 +39,7 @@ class Args(Ask):
 class Submit(Ask):
     id: OperationId
     worker: WorkerName
-    operation: Literal["prefetch", "replicate", "migrate", "evict", "verify"]
+    operation: Literal["prefetch", "replicate", "migrate", "evict", "persist", "verify"]
     artifact: Ref
     args: Args = Args()
 

@@ -274,7 +274,7 @@ class Tiers:
     async def _evict(self, where: Where) -> int:
         held = self._store.get(*where)
         if held is not None:
-            await self._say_dropped(where)
+            await self._say_dropped(where, DropReason.ASKED)  # of two who rely on each other the log keeps the first
             if await self._others_went(held):
                 raise ConflictError(f"the other copies of {where[1]!r} went meanwhile", artifact=where[1])
             if self._store.get(*where) is held:
@@ -306,10 +306,10 @@ class Tiers:
             await self._core.finish(self._disk.write(held, must=must), name=f"persist {held.artifact}")
         return self._core.live.position
 
-    async def _say_dropped(self, where: Where) -> None:
+    async def _say_dropped(self, where: Where, reason: DropReason = DropReason.EVICTED) -> None:
         def fact(number: int) -> Event:
             return ReplicaDropped(
-                tenant=where[0], artifact=where[1], view=None, tier=Tier.DRAM, reason=DropReason.EVICTED, number=number
+                tenant=where[0], artifact=where[1], view=None, tier=Tier.DRAM, reason=reason, number=number
             )
 
         await self._core.author.say(fact, deadline=known_outcome())
