@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 from collections.abc import Callable
 from pathlib import Path
 
@@ -53,3 +54,36 @@ async def test_a_copy_goes_from_worker_to_worker(start_worker: Callable[..., Wor
         assert await op.cancel() == status
         with pytest.raises(tb.NotFoundError, match="no worker"):
             await bus.worker("w9").prefetch(art)
+
+
+async def test_an_operation_whose_worker_is_killed_is_lost_and_can_be_asked_for_again(
+    start_worker: Callable[..., WorkerProgram], home: Path
+) -> None:
+    start_worker("basic,gateway", id="w1", host_id="h1", session_ttl_s=3)
+    w2 = start_worker("basic", id="w2", host_id="h2", session_ttl_s=3)
+    async with tb.aconnect(home=home, host_id="h1") as bus, tb.aconnect(home=home, host_id="h1") as other:
+        art = await bus.put({"w": torch.arange(1000)})
+        await bus.worker("w2").prefetch(art)
+        w2.send(signal.SIGSTOP)
+        op = bus.worker("w1").replicate(art, to=["w2"], id="r")
+        assert (await op.status()).state == "running"
+        with pytest.raises(tb.CancelledError):
+            await op.cancel()
+            await op
+        w2.send(signal.SIGCONT)
+
+        w3 = start_worker("basic", id="w3", host_id="h3", session_ttl_s=3)
+        w3.send(signal.SIGSTOP)
+        asked = bus.worker("w2").replicate(art, to=["w3"], id="m")
+        assert (await asked.status()).state == "running"
+        waiting = [asyncio.ensure_future(each.result(S)) for each in (asked, other.operation("m"))]
+        w2.kill9()
+        for error in await asyncio.gather(*waiting, return_exceptions=True):
+            assert isinstance(error, tb.UnavailableError)
+        assert (await other.operation("m").status()).state == "lost"
+        w3.kill9()
+        for name in ("w2", "w3"):
+            start_worker("basic", id=name, host_id=f"h-{name}", session_ttl_s=3)
+        again = bus.worker("w2").replicate(art, to=["w3"], id="m")
+        assert await again.result(S) == {"workers": ["w3"]}
+        assert await holders(art) == ["w1", "w3"]
