@@ -60,8 +60,8 @@ class DiskTier:
         self._attached = asyncio.Event()
         self._doubt = asyncio.Event()
         self.trouble = "" if folder is not None else "this worker has no disk tier (disk_bytes is 0)"
-        # Whether a copy on disk may go because another, here or elsewhere, is as good.
-        self.spare: Callable[[Where], bool] = lambda _where: False
+        # Whether a copy on disk may go because another, here or elsewhere, is as good, and how to say so.
+        self.spare: Callable[[Where], DropReason | None] = lambda _where: None
         # Told of an artifact whose copy on disk was corrupt, and whether it had been promised to be there.
         self.on_corrupt: Callable[[Where, bool], None] = lambda _where, _must: None
 
@@ -288,8 +288,10 @@ class DiskTier:
         for where, spill in list(self._spills.items()):
             if self._used + need <= self._nbytes_max:
                 return
-            if where != wanted_by and not spill.header.must and self.spare(where):
-                await self.drop(where, DropReason.EVICTED)
+            reason = None if where == wanted_by or spill.header.must else self.spare(where)
+            if reason is not None:
+                with suppress(ConflictError):  # it is the last copy by now
+                    await self.drop(where, reason)
         if self._used + need > self._nbytes_max:
             raise self._out_of_space(need, tenant=wanted_by[0])
 
@@ -369,12 +371,17 @@ class DiskTier:
     # -- giving up ----------------------------------------------------------------------------------------------------
 
     async def drop(self, where: Where, reason: DropReason) -> None:
-        """Give up a copy; the artifact lives on elsewhere."""
-        spill = self._lose(where)
-        if spill is not None and self._folder is not None:
-            self._going.add(where)
-            with suppress(ConflictError):  # it ended meanwhile
-                await self._say_dropped(where, reason)
+        """Give up a copy; the artifact lives on elsewhere. What is not here is gone already.
+
+        Raises:
+            ConflictError: If the log does not keep that: it is the last one, and it stays.
+        """
+        spill = self._spills.get(where)
+        if spill is None or self._folder is None:
+            return
+        await self._say_dropped(where, reason)
+        if self._spills.get(where) is spill:
+            self._lose(where)
             await asyncio.to_thread(self._folder.remove, spill.path)
 
     def ended(self, record: Artifact) -> None:

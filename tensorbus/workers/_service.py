@@ -19,8 +19,6 @@ from tensorbus.workers._follow import Follows
 from tensorbus.workers._memory import MemoryRole
 from tensorbus.workers._operation_ops import OperationOps
 from tensorbus.workers._operations import Operations
-from tensorbus.workers._operation_ops import OperationOps
-from tensorbus.workers._operations import Operations
 from tensorbus.workers._query_ops import QueryOps
 
 BYE_S = 0.2

@@ -6,13 +6,12 @@ import asyncio
 import logging
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterator
-from contextlib import contextmanager, suppress
-from functools import partial
+from contextlib import contextmanager
 from typing import Final, Protocol
 
 from tensorbus.errors import ConflictError, NotFoundError, OutOfSpaceError, TensorbusError
-from tensorbus.events import DropReason, Event, LeasePurpose, ReplicaAdded, ReplicaDropped, Tier
-from tensorbus.lifecycle import Artifact, rules
+from tensorbus.events import DropReason, Event, LeasePurpose, ReplicaDropped, Tier
+from tensorbus.lifecycle import Artifact, ReplicaKey, rules, spare
 from tensorbus.transport import Pool, Segment, page_round
 from tensorbus.workers._core import Core
 from tensorbus.workers._disk import DiskTier
@@ -43,8 +42,8 @@ class Tiers:
     """Decides what leaves memory, and carries it out. Lives on the worker's loop.
 
     A copy in memory may go if the worker owns it, nobody reads or pins it, and its bytes are not lost by that: it is on
-    this worker's disk or goes there first, or a worker with a smaller id holds one. Of the workers that hold an
-    artifact in memory only, the one with the smallest id relies on no other, so they cannot all rely on each other.
+    this worker's disk or goes there first, or another worker holds one. Two that rely on each other propose both that
+    theirs goes, and the log keeps the first.
 
     Args:
         order: What goes first; the eldest without one.
@@ -197,47 +196,47 @@ class Tiers:
         return ""
 
     def _can_be_had(self, record: Artifact) -> bool:
-        return self._disk.usable or self._relies_on_others(record)
+        return self._disk.usable or self._others_have(record)
 
-    def _relies_on_others(self, record: Artifact) -> bool:
-        """Whether a worker holds a copy that will not go because of ours."""
-        me, state = self._core.me.worker, self._core.state
-        return any(
-            replica.view is None and replica.lease is None and replica.worker < me
-            and state.is_live(replica.worker, replica.incarnation)
-            for replica in record.replicas.values()
-        )  # fmt: skip
+    def _others_have(self, record: Artifact) -> bool:
+        return spare(self._core.state, record, self._core.me.worker)
 
-    def _spare(self, where: Where) -> bool:
-        """Whether the copy on disk may go: it is in memory too, or with another."""
-        record = self._core.state.artifacts.get(where)
-        held = self._store.get(*where)
-        in_memory = held is not None and held.lease is None and where not in self._leaving
-        return record is not None and (in_memory or self._relies_on_others(record))
+    def _spare(self, where: Where) -> DropReason | None:
+        """Whether the copy on disk may go, and on what condition: it is in memory too, or with another worker."""
+        record, me = self._core.state.artifacts.get(where), self._core.me
+        if record is None or where in self._leaving:
+            return None
+        mine = record.replicas.get(ReplicaKey(me.worker, None, Tier.DRAM))
+        if mine is not None and mine.incarnation == me.incarnation and mine.lease is None:
+            return DropReason.EVICTED
+        return DropReason.ASKED if self._others_have(record) else None
 
     # -- leaving ------------------------------------------------------------------------------------------------------
 
     async def _leave(self, held: Held) -> bool:
         """Have a copy leave memory, to disk if need be. Whether it did: somebody may have come to read it meanwhile."""
         where = held.where
-        if where in self._leaving:
+        record = self._core.state.artifacts.get(where)
+        if record is None or where in self._leaving:
             return False
+        with self._is_leaving(where):
+            if self._disk.get(where) is None and not self._others_have(record):
+                await self._disk.write(held, must=False)
+        now = self._core.state.artifacts.get(where)
+        if now is None or self._store.get(*where) is not held or self._why_not(held, now):
+            return False
+        with self._is_leaving(where):
+            try:
+                await self._drop(held, DropReason.ASKED if self._disk.get(where) is None else DropReason.EVICTED)
+            except ConflictError:
+                return False  # it ended, was pinned, or is the last copy by now
+        return True
+
+    @contextmanager
+    def _is_leaving(self, where: Where) -> Iterator[None]:
         self._leaving.add(where)
         try:
-            record = self._core.state.artifacts.get(where)
-            if record is None:
-                return False
-            if self._disk.get(where) is None and not self._relies_on_others(record):
-                await self._disk.write(held, must=False)
-            self._leaving.discard(where)
-            now = self._core.state.artifacts.get(where)
-            if now is None or self._store.get(*where) is not held or self._why_not(held, now):
-                return False
-            self._leaving.add(where)
-            await self._say_dropped(where)
-            if self._store.get(*where) is held:
-                self._store.drop(*where)
-            return True
+            yield
         finally:
             self._leaving.discard(where)
 
@@ -251,45 +250,31 @@ class Tiers:
             NotFoundError: If there is none here; ConflictError: If it is pinned, read, or the last one that there is.
         """
         record = rules.live_artifact(self._core.state, tenant=where[0], artifact=where[1])
-        held, spill = self._store.get(*where), self._disk.get(where)
-        me = self._core.me.worker
-        if held is None and spill is None:
+        held, me = self._store.get(*where), self._core.me.worker
+        if held is None and self._disk.get(where) is None:
             raise NotFoundError(f"worker {me} holds no copy of {where[1]!r}", artifact=where[1], worker=me)
-        if held is not None and (why := self._why_not(held, record)):
-            raise ConflictError(f"the copy of {where[1]!r} on {me} stays: {why}", artifact=where[1], worker=me)
-        state = self._core.state
-        if not any(
-            replica.view is None and replica.lease is None and replica.worker != me
-            and state.is_live(replica.worker, replica.incarnation)
-            for replica in record.replicas.values()
-        ):  # fmt: skip
-            raise ConflictError(
-                f"the copy of {where[1]!r} on {me} is the last one that can be read: replicate it first, or destroy "
-                "the artifact",
-                artifact=where[1],
-                worker=me,
-            )
+        why = "" if held is None else self._why_not(held, record)
+        if not why and not self._others_have(record):
+            why = "no other worker that lives has one: replicate it first, or destroy the artifact"
+        if why:
+            raise ConflictError(f"the copy of {where[1]!r} on worker {me} stays: {why}", artifact=where[1], worker=me)
         return await self._core.finish(self._evict(where), name=f"evict {where[1]}")
 
     async def _evict(self, where: Where) -> int:
         held = self._store.get(*where)
         if held is not None:
+<<<<<<< ours
             await self._say_dropped(where, DropReason.ASKED)  # of two who rely on each other the log keeps the first
             if await self._others_went(held):
                 raise ConflictError(f"the other copies of {where[1]!r} went meanwhile", artifact=where[1])
             if self._store.get(*where) is held:
                 self._store.drop(*where)
         await self._disk.drop(where, DropReason.EVICTED)
+=======
+            await self._drop(held, DropReason.ASKED)
+        await self._disk.drop(where, DropReason.ASKED)
+>>>>>>> theirs
         return self._core.live.position
-
-    async def _others_went(self, held: Held) -> bool:
-        """Two workers may each have relied on the other: who comes second on the log sees it, and has the bytes."""
-        record = self._core.state.artifacts.get(held.where)
-        if record is None or not record.live or record.replicas:
-            return False
-        with suppress(ConflictError):
-            await self._core.author.say(partial(_added, held), deadline=known_outcome())
-        return True
 
     async def persist(self, held: Held, *, must: bool = True) -> int:
         """Have a copy on disk that stays there as long as the artifact lives; gives the position at which it is.
@@ -306,13 +291,28 @@ class Tiers:
             await self._core.finish(self._disk.write(held, must=must), name=f"persist {held.artifact}")
         return self._core.live.position
 
+<<<<<<< ours
     async def _say_dropped(self, where: Where, reason: DropReason = DropReason.EVICTED) -> None:
         def fact(number: int) -> Event:
             return ReplicaDropped(
                 tenant=where[0], artifact=where[1], view=None, tier=Tier.DRAM, reason=reason, number=number
+=======
+    async def _drop(self, held: Held, reason: DropReason) -> None:
+        """Say that a copy goes, and only then give its memory back.
+
+        Raises:
+            ConflictError: If the log does not keep that: it is pinned, or the last one.
+        """
+
+        def fact(number: int) -> Event:
+            return ReplicaDropped(
+                tenant=held.tenant, artifact=held.artifact, view=None, tier=held.tier, reason=reason, number=number
+>>>>>>> theirs
             )
 
         await self._core.author.say(fact, deadline=known_outcome())
+        if self._store.get(*held.where) is held:
+            self._store.drop(*held.where)
 
     # -- what the store says ------------------------------------------------------------------------------------------
 
@@ -328,17 +328,6 @@ class Tiers:
     def _dropped(self, where: Where) -> None:
         if self._order is not None:
             self._order.remove(where)
-
-
-def _added(held: Held, number: int) -> Event:
-    return ReplicaAdded(
-        tenant=held.tenant,
-        artifact=held.artifact,
-        view=None,
-        tier=held.tier,
-        nbytes=held.manifest.nbytes,
-        number=number,
-    )
 
 
 def _explained(error: OutOfSpaceError, failures: list[TensorbusError]) -> OutOfSpaceError:
