@@ -20,9 +20,19 @@ import numpy as np
 import numpy.typing as npt
 from blake3 import blake3
 
-from tensorbus.clock import SystemClock
+from tensorbus.clock import Deadline, SystemClock
 from tensorbus.errors import TensorbusError, from_wire, to_wire
-from tensorbus.transport import CudaDevice, Device, DeviceBuffer, DeviceExport, HostDevice
+from tensorbus.transport import (
+    CudaDevice,
+    Device,
+    DeviceBuffer,
+    DeviceExport,
+    DeviceReader,
+    DeviceRoute,
+    Fds,
+    Grant,
+    HostDevice,
+)
 
 Bytes = npt.NDArray[np.uint8]
 
@@ -73,6 +83,10 @@ class Neighbour:
         """How long opening took it."""
         return int(self._ask({"do": "open", "export": export.header()}, export.fds.take())[0]["open_ns"])
 
+    def hold(self, grant: Grant) -> None:
+        """Have it open a grant by :class:`DeviceRoute` and keep it."""
+        self._ask({"do": "hold", "header": dict(grant.header)}, grant.fds.take())
+
     def write(self, export: DeviceExport) -> None:
         """Have it write there."""
         self._ask({"do": "write", "export": export.header()}, export.fds.take())
@@ -117,6 +131,7 @@ class _Child:
         self._device = device
         self._clock = SystemClock()
         self._open: list[DeviceBuffer] = []
+        self._readers: list[DeviceReader] = []
 
     def answer(self, question: Mapping[str, Any], fds: list[int]) -> tuple[dict[str, Any], list[int]]:
         if question["do"] == "export":
@@ -127,6 +142,12 @@ class _Child:
         if question["do"] == "let go":
             while self._open:
                 self._device.free(self._open.pop())
+            while self._readers:
+                self._readers.pop().close()
+            return {}, []
+        if question["do"] == "hold":
+            grant = Grant(question["header"], Fds(fds))
+            self._readers.append(DeviceRoute(self._device).open(grant, deadline=Deadline(_WAIT_S)))
             return {}, []
         began_ns = self._clock.now_ns()
         buffer = self._device.open(DeviceExport.from_header(question["export"], fds))

@@ -27,7 +27,7 @@ from tensorbus.errors import (
     UnavailableError,
 )
 from tensorbus.testing._device_child import Neighbour, content, pattern
-from tensorbus.transport import Device, DeviceBuffer, DeviceExport, DeviceStream, HostDevice
+from tensorbus.transport import Device, DeviceBuffer, DeviceExport, DeviceServing, DeviceStream, HostDevice
 
 SIZES = (0, 1, 4095, 65_536, 3_000_001)
 STREAMS = 3
@@ -457,3 +457,19 @@ class NeighbourContract:
             neighbour.kill()
             with pytest.raises(ExpiredError):
                 device.open(export)
+
+    def test_readers_count_until_they_let_go_or_are_killed(self, device: Device, neighbour: Neighbour) -> None:
+        serving, buffer = DeviceServing(device), filled(device, 5000)
+        neighbour.hold(serving.grant(buffer))
+        neighbour.hold(serving.grant(buffer))
+        assert serving.readers(buffer) == 2
+        with pytest.raises(ConflictError):
+            device.free(buffer)
+        neighbour.let_go()
+        assert serving.readers(buffer) == 0
+        neighbour.hold(serving.grant(buffer))
+        assert serving.readers(buffer) == 1
+        neighbour.kill()
+        assert serving.readers(buffer) == 0
+        device.free(buffer)
+        serving.close()

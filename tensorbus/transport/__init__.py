@@ -14,6 +14,7 @@ from tensorbus.transport._copy import copy_and_hash, default_threads, hash_bytes
 from tensorbus.transport._device import Device, DeviceBuffer, DeviceExport, DeviceStream, HostMemory, PageLock
 from tensorbus.transport._device_cuda import CudaDevice, cuda_devices
 from tensorbus.transport._device_host import HostDevice
+from tensorbus.transport._device_route import DeviceReader, DeviceRoute, DeviceServing
 from tensorbus.transport._device_runtime import cuda_missing
 from tensorbus.transport._device_staging import StagingPlan
 from tensorbus.transport._fds import Fds
@@ -30,6 +31,7 @@ from tensorbus.transport._rendezvous import (
     run_dir,
     write_card,
 )
+from tensorbus.transport._routes import Choice, Grant, Room, Route, RouteReader, RouteSource, bring, choose, offers_of
 from tensorbus.transport._segments import page_round
 from tensorbus.transport._serving import Handler, PeerSession, Request, serve, serve_listener
 from tensorbus.transport._sockets import Listener, connect_tcp, connect_unix, listen_tcp, listen_unix
@@ -43,15 +45,20 @@ __all__ = [
     "BulkSink",
     "BulkSource",
     "Channel",
+    "Choice",
     "Connection",
     "CudaDevice",
     "Decoder",
     "Device",
     "DeviceBuffer",
     "DeviceExport",
+    "DeviceReader",
+    "DeviceRoute",
+    "DeviceServing",
     "DeviceStream",
     "Fds",
     "Frame",
+    "Grant",
     "Handler",
     "HostDevice",
     "HostMemory",
@@ -71,6 +78,10 @@ __all__ = [
     "RemoteProtocolError",
     "Reply",
     "Request",
+    "Room",
+    "Route",
+    "RouteReader",
+    "RouteSource",
     "Segment",
     "SegmentState",
     "SocketChannel",
@@ -82,6 +93,8 @@ __all__ = [
     "TransferReport",
     "Ways",
     "WorkerCard",
+    "bring",
+    "choose",
     "connect_tcp",
     "connect_unix",
     "copy_and_hash",
@@ -100,6 +113,7 @@ __all__ = [
     "map_shared",
     "memory_pair",
     "merged",
+    "offers_of",
     "page_round",
     "parse_addresses",
     "populate",
