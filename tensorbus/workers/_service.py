@@ -50,8 +50,6 @@ class Service:
         self._table: dict[str, Op] = directory.table() | self._queries.table()
         self._operations = Operations(core, None) if memory is None else memory.operations
         self._table |= OperationOps(core, self._operations).table()
-        self._operations = Operations(core, None) if memory is None else memory.operations
-        self._table |= OperationOps(core, self._operations).table()
         if memory is not None:
             self._table |= memory.ops.table()
         callers.on_gone(self._gone)
@@ -65,7 +63,6 @@ class Service:
                 stack.enter_context(self._core.live.followed(self._memory.reclaim.on_change))
                 self._memory.on_retired = self._retire
             stack.enter_context(self._core.live.followed(self._names.on_change))
-            stack.enter_context(self._core.live.followed(self._operations.on_change))
             stack.enter_context(self._core.live.followed(self._operations.on_change))
             stack.enter_context(self._core.live.followed(self._follows.on_change))
             stack.enter_context(self._core.live.replacements(self._replaced))

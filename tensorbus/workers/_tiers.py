@@ -263,17 +263,8 @@ class Tiers:
     async def _evict(self, where: Where) -> int:
         held = self._store.get(*where)
         if held is not None:
-<<<<<<< ours
-            await self._say_dropped(where, DropReason.ASKED)  # of two who rely on each other the log keeps the first
-            if await self._others_went(held):
-                raise ConflictError(f"the other copies of {where[1]!r} went meanwhile", artifact=where[1])
-            if self._store.get(*where) is held:
-                self._store.drop(*where)
-        await self._disk.drop(where, DropReason.EVICTED)
-=======
             await self._drop(held, DropReason.ASKED)
         await self._disk.drop(where, DropReason.ASKED)
->>>>>>> theirs
         return self._core.live.position
 
     async def persist(self, held: Held, *, must: bool = True) -> int:
@@ -291,12 +282,6 @@ class Tiers:
             await self._core.finish(self._disk.write(held, must=must), name=f"persist {held.artifact}")
         return self._core.live.position
 
-<<<<<<< ours
-    async def _say_dropped(self, where: Where, reason: DropReason = DropReason.EVICTED) -> None:
-        def fact(number: int) -> Event:
-            return ReplicaDropped(
-                tenant=where[0], artifact=where[1], view=None, tier=Tier.DRAM, reason=reason, number=number
-=======
     async def _drop(self, held: Held, reason: DropReason) -> None:
         """Say that a copy goes, and only then give its memory back.
 
@@ -307,7 +292,6 @@ class Tiers:
         def fact(number: int) -> Event:
             return ReplicaDropped(
                 tenant=held.tenant, artifact=held.artifact, view=None, tier=held.tier, reason=reason, number=number
->>>>>>> theirs
             )
 
         await self._core.author.say(fact, deadline=known_outcome())
