@@ -27,7 +27,7 @@ async def test_a_copy_goes_from_worker_to_worker(start_worker: Callable[..., Wor
         art = await bus.put({"w": torch.arange(1000)})
         w1, w2 = bus.worker("w1"), bus.worker("w2")
 
-        with pytest.raises(tb.ConflictError, match="last one"):
+        with pytest.raises(tb.ConflictError, match="replicate it first"):
             await w1.evict(art)
         with pytest.raises(tb.NotFoundError, match="no copy"):
             await w2.verify(art)
