@@ -28,6 +28,8 @@ COMMANDS: Final = {
     "versions": "_versions:versions",
     "pin": "_pins:pin",
     "unpin": "_pins:unpin",
+    "persist": "_tiers:persist",
+    "evict": "_tiers:evict",
     "events": "_log:events",
     "workers": "_log:workers",
     "stats": "_log:stats",

@@ -29,6 +29,13 @@ if TYPE_CHECKING:
     show_default=True,
     help="later leaves the hashing to the worker and gives a random id.",
 )
+@click.option(
+    "--disk",
+    type=click.Choice(["must", "should", "may"]),
+    default="may",
+    show_default=True,
+    help="must waits until the bytes are on the worker's disk too, where its next life finds them.",
+)
 @takes_settings(*CLIENT)
 @json_option
 def put(
@@ -39,13 +46,16 @@ def put(
     artifact_id: str | None,
     rebind: bool,
     digest: Literal["now", "later"],
+    disk: Literal["must", "should", "may"],
     as_json: bool,
 ) -> None:
     """Take in the tensors of PATH, a safetensors file or a directory of them."""
 
     async def work(bus: AsyncBus) -> None:
         with Progress(f"put {name(path.name)}") as progress:
-            art = await bus.put(path, key=key, id=artifact_id, rebind=rebind, digest=digest, progress=progress)
+            art = await bus.put(
+                path, key=key, id=artifact_id, rebind=rebind, digest=digest, disk=disk, progress=progress
+            )
         info = await art.info()
         if as_json:
             shown = {"id": art.id, "digest": info.digest, "key": key, "nbytes": info.nbytes, "tensors": info.tensors}

@@ -23,7 +23,7 @@ from tensorbus.sdk._names import check_prefix, check_ref, check_version, id_of, 
 from tensorbus.sdk._operations import AsyncOperation, AsyncWorker
 from tensorbus.sdk._pending import Listing
 from tensorbus.sdk._place import BusAddress, Place
-from tensorbus.sdk._put import Digest, PutOptions, put
+from tensorbus.sdk._put import Digest, Disk, PutOptions, put
 from tensorbus.sdk._query_bus import AsyncQueries
 from tensorbus.sdk._records import (
     LOG_STREAM,
@@ -126,6 +126,7 @@ class AsyncBus(AsyncQueries):
         key: str | None = None,
         rebind: bool = False,
         digest: Digest = "now",
+        disk: Disk = "may",
         progress: Progress | None = None,
         timeout: float | None = None,
     ) -> AsyncArtifact:
@@ -137,17 +138,21 @@ class AsyncBus(AsyncQueries):
             key: A name that can move; bound to the artifact.
             rebind: Whether ``key`` may be taken from another artifact.
             digest: ``"later"`` leaves the hashing to the worker, and gives a random id unless there is an ``id``.
+            disk: ``"must"`` waits until the worker has the bytes on its disk too, where they stay as long as the
+                artifact lives and are found again by the worker's next life; ``"should"`` lets it do so afterwards, if
+                it can; ``"may"`` only when its memory is short.
             progress: Called as ``progress(bytes_done, bytes_total)`` from the threads that copy, by one at a time.
             timeout: Seconds; the bus's default when ``None``.
 
         Raises:
             InvalidArgumentError: If something cannot be taken; it says which tensor and why.
             ConflictError: If ``id`` has other bytes, or ``key`` is bound to another artifact.
-            OutOfSpaceError: If the worker's pool is full; it says who holds it.
+            OutOfSpaceError: If the worker's pool is full, or the disk where the bytes must be; it says who holds it.
+            UnavailableError: If they must be on disk and the worker uses none (``disk_bytes``).
             NotFoundError, CorruptError: If the path is not there, or is no safetensors.
         """
         deadline = self._core.begin(timeout, "put")
-        options = PutOptions(id=id, key=key, rebind=rebind, digest=digest)
+        options = PutOptions(id=id, key=key, rebind=rebind, digest=digest, disk=disk)
         check_progress(progress)
         info, position = await put(self._core, content, options, progress=progress, deadline=deadline)
         return AsyncArtifact(self, info, position, asked=key)

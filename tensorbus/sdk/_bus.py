@@ -17,7 +17,7 @@ from tensorbus.sdk._handles import Artifact, Events, Subscription
 from tensorbus.sdk._loop_thread import LoopThread
 from tensorbus.sdk._names import name_of
 from tensorbus.sdk._place import BusAddress, Place
-from tensorbus.sdk._put import Digest
+from tensorbus.sdk._put import Digest, Disk
 from tensorbus.sdk._query_bus import Queries
 from tensorbus.sdk._records import KeyInfo, Position, SeriesInfo, WorkerInfo
 from tensorbus.sdk._series import Start
@@ -102,12 +102,15 @@ class Bus(Queries):
         key: str | None = None,
         rebind: bool = False,
         digest: Digest = "now",
+        disk: Disk = "may",
         progress: Progress | None = None,
         timeout: float | None = None,
     ) -> Artifact:
         """Take tensors in; see :meth:`AsyncBus.put`."""
         return self._artifact(
-            self._bus.put(content, id=id, key=key, rebind=rebind, digest=digest, progress=progress, timeout=timeout)
+            self._bus.put(
+                content, id=id, key=key, rebind=rebind, digest=digest, disk=disk, progress=progress, timeout=timeout
+            )
         )
 
     def register(

@@ -26,6 +26,7 @@ from tensorbus.sdk._tensors import Source, collect, manifest_of
 from tensorbus.sdk._threads import in_thread, in_thread_to_its_end
 
 Digest: TypeAlias = Literal["now", "later"]
+Disk: TypeAlias = Literal["must", "should", "may"]
 
 _INLINE_BYTES: Final = 1 << 20  # less work than the way to a thread and back
 _INLINE_TENSORS: Final = 64
@@ -37,13 +38,14 @@ class PutOptions:
     """How a put is to be named and hashed.
 
     Raises:
-        InvalidArgumentError: If a name cannot be, or ``digest`` is neither ``"now"`` nor ``"later"``.
+        InvalidArgumentError: If a name cannot be, or ``digest`` or ``disk`` is none of its words.
     """
 
     id: str | None = None
     key: str | None = None
     rebind: bool = False
     digest: Digest = "now"
+    disk: Disk = "may"
 
     def __post_init__(self) -> None:
         for what, name in (("id", self.id), ("key", self.key)):
@@ -52,6 +54,8 @@ class PutOptions:
         check_flag(self.rebind, "rebind")
         if self.digest not in ("now", "later"):
             raise InvalidArgumentError(f'digest must be "now" or "later", not {self.digest!r:.80}')
+        if self.disk not in ("must", "should", "may"):
+            raise InvalidArgumentError(f'disk must be "must", "should" or "may", not {self.disk!r:.80}')
 
     @property
     def repeatable(self) -> bool:
@@ -59,7 +63,8 @@ class PutOptions:
         return self.id is not None or self.digest == "now"
 
     def args(self) -> dict[str, object]:
-        return {"id": self.id, "key": self.key, "rebind": self.rebind}
+        named: dict[str, object] = {"id": self.id, "key": self.key, "rebind": self.rebind}
+        return named if self.disk == "may" else {**named, "disk": self.disk}
 
 
 @dataclass(frozen=True, slots=True)

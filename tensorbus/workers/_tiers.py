@@ -255,7 +255,7 @@ class Tiers:
             raise NotFoundError(f"worker {me} holds no copy of {where[1]!r}", artifact=where[1], worker=me)
         why = "" if held is None else self._why_not(held, record)
         if not why and not self._others_have(record):
-            why = "no other worker that lives has one: replicate it first, or destroy the artifact"
+            why = "it is the last one that a living worker has; replicate it first, or destroy the artifact"
         if why:
             raise ConflictError(f"the copy of {where[1]!r} on worker {me} stays: {why}", artifact=where[1], worker=me)
         return await self._core.finish(self._evict(where), name=f"evict {where[1]}")

@@ -8,10 +8,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
+import tensorbus as tb
+from tensorbus.cli._app import run
+from tensorbus.cli._errors import EXIT_CODES
 from tensorbus.clock import Deadline
-from tensorbus.errors import ConflictError, CorruptError, NotFoundError, OutOfSpaceError, UnavailableError
+from tensorbus.errors import ConflictError, CorruptError, ErrorKind, NotFoundError, OutOfSpaceError, UnavailableError
 from tensorbus.testing._processes import WorkerProgram
 from tests.integration.workers.raw import Raw, until
 
@@ -207,7 +211,7 @@ async def test_evict_and_persist_as_asked(start_worker: Start) -> None:
     two = start_worker(id="w2", host_id="h2", **SMALL)
     async with await Raw.unix(one.socket) as here, await Raw.unix(two.socket) as there:
         artifact = await put(here, 1)
-        with pytest.raises(ConflictError, match="no other worker"):
+        with pytest.raises(ConflictError, match="last one"):
             await here.call("evict", artifact=artifact)
         position = (await here.call("persist", artifact=artifact))["position"]
         await there.resolve("k1", at_least=position)
@@ -275,3 +279,27 @@ async def test_workers_that_start_at_once_on_one_folder_have_their_own_files(sta
         async with await Raw.unix(worker.socket) as raw:
             assert (await raw.open((await raw.resolve(f"k{n}"))["artifact"])).bytes("w") == noise(n, 4 * MIB)
             assert (await raw.stats())["disk"]["files"] == 1
+
+
+def test_by_sdk_and_command_line(start_worker: Start, home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    worker = start_worker(id="w1", **SMALL)
+    start_worker("basic,gateway", id="w2", host_id="elsewhere", pool_bytes="16MiB")
+    data = np.frombuffer(noise("sdk", 2 * MIB), np.uint8)
+    with tb.connect(home=home) as bus:
+        bus.put({"w": data}, key="must", disk="must")
+        bus.put({"w": data[:-1]}, key="may")
+        with pytest.raises(tb.InvalidArgumentError, match="disk must be"):
+            bus.put({"w": data}, disk="always")  # type: ignore[arg-type]  # the point
+        assert {r.tier for r in bus.artifact("must").info().replicas} == {"disk", "dram"}
+        assert run(["persist", "may", "--home", str(home), "--json"]) == 0
+        assert '"worker": "w1"' in capsys.readouterr().out
+        assert run(["evict", "may", "--home", str(home)]) == EXIT_CODES[ErrorKind.CONFLICT]
+        assert "last one" in capsys.readouterr().err
+        with tb.connect(home=home, host_id="elsewhere") as other:
+            assert np.array_equal(other.artifact("may").tensor("w", framework="numpy"), data[:-1])
+        assert run(["evict", "may", "--home", str(home)]) == 0
+        assert [r.worker for r in bus.artifact("may").info().replicas] == ["w2"]
+    worker.kill9()
+    start_worker(id="w1", **SMALL)
+    with tb.connect(home=home) as bus:
+        assert np.array_equal(bus.artifact("must").tensor("w", framework="numpy"), data)
