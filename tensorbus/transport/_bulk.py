@@ -6,8 +6,10 @@ import errno
 import socket
 import ssl
 import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
+
+import xxhash
 
 from tensorbus.errors import DeniedError, TensorbusError, UnavailableError
 from tensorbus.transport._blocks import BLOCK_BYTES
@@ -15,6 +17,8 @@ from tensorbus.transport._bulk_frames import BlockHead, Message, Parser, encode_
 from tensorbus.transport._tls import refused
 
 _JOIN_BYTES: Final = 256 * 1024
+_PIECE_BYTES: Final = 512 * 1024
+"""Hashed three times as fast as what comes from memory."""
 _TIMEVAL = struct.Struct("@ll")
 _LINGER = struct.Struct("@ii")
 
@@ -85,6 +89,15 @@ class Wire:
             if message is not None:
                 return message
 
+    def recv_block(self, views: Sequence[memoryview]) -> int:
+        """Fill the views with the next bytes and give their checksum, taken of each piece while it is in the caches."""
+        digest = xxhash.xxh3_64()
+        for piece in _pieces(views):
+            self.recv_into(piece)
+            for view in piece:
+                digest.update(view)
+        return digest.intdigest()
+
     def recv_into(self, views: Sequence[memoryview]) -> None:
         """Fill the views, none of them empty and no more than a block has, with the next bytes."""
         todo = list(views)
@@ -134,6 +147,21 @@ class Wire:
         if exc.errno in (errno.EAGAIN, errno.EWOULDBLOCK) or isinstance(exc, TimeoutError):
             return StalledError(f"{self.peer} made no progress in time", peer=self.peer)
         return LostError(f"the connection to {self.peer} broke: {exc.strerror or exc}", peer=self.peer)
+
+
+def _pieces(views: Sequence[memoryview]) -> Iterator[list[memoryview]]:
+    """The views cut and grouped into pieces that fit a processor's own cache."""
+    piece: list[memoryview] = []
+    room = _PIECE_BYTES
+    for view in views:
+        while len(view) >= room:
+            yield [*piece, view[:room]]
+            view, piece, room = view[room:], [], _PIECE_BYTES
+        if len(view):
+            piece.append(view)
+            room -= len(view)
+    if piece:
+        yield piece
 
 
 class TlsWire(Wire):

@@ -58,11 +58,20 @@ class Wanted:
 
 @dataclass(frozen=True, slots=True)
 class Came:
-    """A block that came; ``checksum`` is what the source says, ``right`` whether these bytes have it."""
+    """A block that came.
+
+    Attributes:
+        checksum: What the source says; ``None`` where it was not asked.
+        found: That of the bytes that came.
+    """
 
     index: int
     checksum: int | None
-    right: bool
+    found: int | None
+
+    @property
+    def right(self) -> bool:
+        return self.checksum == self.found
 
 
 class BulkClient:
@@ -177,9 +186,11 @@ class BulkClient:
                 if before is not None:
                     yield before
                 exchange.bound()
-                self._wire.recv_into(wanted.views)
-                right = not sums or checksum(wanted.views) == head.checksum
-                before = Came(wanted.index, head.checksum, right)
+                if sums:
+                    before = Came(wanted.index, head.checksum, self._wire.recv_block(wanted.views))
+                else:
+                    self._wire.recv_into(wanted.views)
+                    before = Came(wanted.index, None, None)
             self._expect("end")
             if before is not None:
                 yield before
@@ -359,6 +370,9 @@ def _dial(host: str, port: int, *, deadline: Deadline, local: str | None, tls: s
     except OSError as exc:
         sock.close()
         raise translate(exc, f"{peer} went away") from exc
+    except UnavailableError as exc:
+        sock.close()
+        raise deadline.error() if deadline.left() == 0 else exc from exc.__cause__
     except BaseException:
         sock.close()
         raise

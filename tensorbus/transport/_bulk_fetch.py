@@ -11,7 +11,7 @@ import ssl
 import threading
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 from tensorbus.clock import NS_PER_S, Clock, Deadline, SystemClock
@@ -370,7 +370,7 @@ class Transfer:
 
     @staticmethod
     def _renumbered(run: Run, came: Came) -> Came:
-        return Came(run.first + came.index, came.checksum, came.right)
+        return replace(came, index=run.first + came.index)
 
     def _came(self, path: Path, came: Came) -> None:
         now_ns = self._clock.now_ns()
@@ -381,7 +381,7 @@ class Transfer:
                     self._learn(came.index, came.checksum)
                 return
             log.warning("block %d came from %s with other bytes than were sent", came.index, path.source)
-            if self._shares.spoilt(path, came.index, now_ns):
+            if self._shares.spoilt(path, came.index, came.found or 0, now_ns):
                 raise CorruptError(
                     f"block {came.index} comes from {path.source} with other bytes than its checksum's",
                     source=path.source,

@@ -179,16 +179,20 @@ class BulkServer:
     def _secured(self, served: _Served) -> Wire | None:
         """The connection as the cluster wants it; ``None`` if the peer does not speak it so."""
         sock, peer = served.sock, served.peer
-        if self._tls is None:
-            return Wire(sock, peer=peer, header_bytes_max=HELLO_BYTES_MAX)
         try:
             sock.settimeout(self._times.hello_s)
             first = sock.recv(1, socket.MSG_PEEK)
         except OSError:
             return None
-        if first and first[0] != FIRST_BYTE:
-            self._turn_away(sock, peer, DeniedError("this cluster's bytes go over TLS; see the setting data_tls_cert"))
+        if not first:
             return None
+        secure = first[0] == FIRST_BYTE
+        if secure != (self._tls is not None):
+            wanted = "in the clear" if secure else "over TLS only"
+            self._turn_away(sock, peer, DeniedError(f"this side moves bytes {wanted}; see the setting data_tls_cert"))
+            return None
+        if self._tls is None:
+            return Wire(sock, peer=peer, header_bytes_max=HELLO_BYTES_MAX)
         with served.swapping:
             served.sock = secured = self._tls.wrap_socket(sock, server_side=True, do_handshake_on_connect=False)
         shake_hands(secured)

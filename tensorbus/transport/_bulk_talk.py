@@ -227,9 +227,8 @@ class Talk:
             head = self._wire.recv()
             if not isinstance(head, BlockHead) or (head.index, head.nbytes) != (index, nbytes):
                 raise RemoteProtocolError(f"block {index} of {nbytes} bytes was expected, not {head!r:.200}")
-            into = view[offset : offset + nbytes]
-            self._wire.recv_into([into])
-            spoilt += head.checksum is not None and checksum([into]) != head.checksum
+            found = self._wire.recv_block([view[offset : offset + nbytes]])
+            spoilt += head.checksum is not None and found != head.checksum
         return spoilt
 
 

@@ -22,9 +22,10 @@ AHEAD_S: Final = 0.25
 """A path on which one block takes longer has one request under way."""
 HOLDS_UP: Final = 4.0
 """A path holds up the others if it needs that many times what another would."""
-PATIENCE_S: Final = 0.25
-SPOILT_MAX: Final = 3
-"""So often may one block come with other bytes from one source."""
+PATIENCE_S: Final = 0.5
+"""And so much longer: a busy machine is no slow path."""
+SPOILT_MAX: Final = 16
+"""So often may one block come changed from one source, each time otherwise."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +71,7 @@ class Shares:
         self._todo_blocks = len(sizes)
         self._done = bytearray(len(sizes))
         self._left = len(sizes)
-        self._spoilt: dict[tuple[str, int], int] = {}
+        self._spoilt: dict[tuple[str, int], list[int]] = {}
         self.paths: list[Path] = []
         self.done_bytes: dict[str, int] = {}
         self.repeated = 0
@@ -121,13 +122,20 @@ class Shares:
             self._left -= 1
             self.done_bytes[path.source] = self.done_bytes.get(path.source, 0) + self._sizes[index]
 
-    def spoilt(self, path: Path, index: int, now_ns: int) -> bool:
-        """A block came with bytes that are not its checksum's; says whether its source has done so too often."""
+    def spoilt(self, path: Path, index: int, found: int, now_ns: int) -> bool:
+        """A block came with bytes that are not its checksum's; says whether that is its source's fault.
+
+        What changes on the way does so differently each time; the same wrong bytes twice are what the source has.
+
+        Args:
+            found: The checksum of the bytes that came.
+        """
         path.runs[0].remove(index)
         self._measure(path, self._sizes[index], now_ns)
         self._again([index])
-        count = self._spoilt[path.source, index] = self._spoilt.get((path.source, index), 0) + 1
-        return count >= SPOILT_MAX
+        before = self._spoilt.setdefault((path.source, index), [])
+        before.append(found)
+        return before.count(found) > 1 or len(before) >= SPOILT_MAX
 
     def ended(self, path: Path) -> None:
         """The path's oldest request was answered to its end."""

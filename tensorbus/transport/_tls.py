@@ -58,6 +58,8 @@ def shake_hands(sock: ssl.SSLSocket) -> None:
     """
     try:
         sock.do_handshake()
+    except ssl.SSLEOFError as exc:
+        raise UnavailableError(f"the other side went away within the TLS handshake: {exc}") from exc
     except (ssl.SSLError, ssl.CertificateError) as exc:
         raise DeniedError(f"no TLS with a certificate of the cluster's authority: {exc}") from exc
     except OSError as exc:
