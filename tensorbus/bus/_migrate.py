@@ -24,6 +24,7 @@ from tensorbus.errors import (
     ConflictError,
     CorruptError,
     DeniedError,
+    InvalidArgumentError,
     NotFoundError,
     OutOfSpaceError,
     TensorbusError,
@@ -36,6 +37,7 @@ SILENCE_S: Final = 60.0
 """How long a server may take for its next word; the last one comes when it has put the whole stream together."""
 CLEANUP_S: Final = 15.0
 ABSENT_S: Final = 5.0
+RESTORE_AGAIN_S: Final = 1.0
 ABSENT_PAUSE_S: Final = 0.02
 WAITING_MAX: Final = 1024
 _RESTORE_IN_USE: Final = 10130
@@ -96,7 +98,7 @@ async def migrate(
         raise ConflictError(f"the target has a stream {name} already; nothing was changed", stream=name)
     await _no_writers(source, force=force, deadline=deadline)
     try:
-        await _copy(source, target, name, nbytes=before.nbytes, progress=progress, deadline=deadline)
+        await _copied(source, target, name, nbytes=before.nbytes, progress=progress, deadline=deadline)
         after = await source.stream(name, deadline=deadline)
         if after is None or (after.messages, after.last_seq) != (before.messages, before.last_seq):
             raise ConflictError(f"somebody wrote to stream {name} while it was copied; stop all workers", stream=name)
@@ -175,6 +177,21 @@ async def _beating(source: BusAdmin, deadline: Deadline) -> list[str]:
 # -- the copy --------------------------------------------------------------------------------------------------------
 
 
+async def _copied(
+    source: BusAdmin, target: BusAdmin, name: str, *, nbytes: int, progress: Progress | None, deadline: Deadline
+) -> None:
+    """Copy; a restore that was interrupted a moment ago keeps the name taken at the target until its server notices."""
+    while True:
+        try:
+            return await _copy(source, target, name, nbytes=nbytes, progress=progress, deadline=deadline)
+        except InvalidArgumentError as exc:
+            there = await target.stream(name, deadline=deadline)
+            if exc.details.get("code") != _RESTORE_IN_USE or there is not None:
+                raise
+        async with deadline.scope():
+            await asyncio.sleep(RESTORE_AGAIN_S)
+
+
 async def _copy(
     source: BusAdmin, target: BusAdmin, name: str, *, nbytes: int, progress: Progress | None, deadline: Deadline
 ) -> None:
@@ -186,15 +203,19 @@ async def _copy(
         restore = {"config": config, "state": snapshot["state"]}
         where = str((await accepted.api(f"STREAM.RESTORE.{name}", restore, deadline))["deliver_subject"])
         done = 0
-        while (chunk := await chunks.hear(deadline)).data:
-            refusal = await accepted.tell(where, chunk.data, deadline)
-            if refusal:
-                _raise_error(refusal, f"stream {name} at the target")
-            done += len(chunk.data)
-            if chunk.reply:
-                await source.link.send(chunk.reply)
-            if progress is not None:
-                progress(done, max(nbytes, done))
+        try:
+            while (chunk := await chunks.hear(deadline)).data:
+                refusal = await accepted.tell(where, chunk.data, deadline)
+                if refusal:
+                    _raise_error(refusal, f"stream {name} at the target")
+                done += len(chunk.data)
+                if chunk.reply:
+                    await source.link.send(chunk.reply)
+                if progress is not None:
+                    progress(done, max(nbytes, done))
+        except BaseException:
+            await target.link.send(where)  # the end, too early: the target gives up at once what it holds for this
+            raise
         said = (chunk.headers or {}).get("Status", "")
         if said not in _END_OK:
             text = (chunk.headers or {}).get("Description", "")

@@ -17,14 +17,14 @@ KEEP_S: Final = 1.0
 
 
 class PositionFile:
-    """``<worker>.position.json`` in a home's run directory. It is an aid: nothing fails when it cannot be written.
+    """``<worker>.position`` in a home's run directory. It is an aid: nothing fails when it cannot be written.
 
     Args:
         stream: The log's name; what was kept of another log is not looked at.
     """
 
     def __init__(self, directory: Path, worker: str, *, stream: str) -> None:
-        self._path = directory / f"{worker}.position.json"
+        self._path = directory / f"{worker}.position"
         self._stream = stream
         self._kept: Remembered | None = None
         self._failed = False

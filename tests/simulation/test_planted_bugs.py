@@ -221,12 +221,12 @@ BUGS = {
         FaultPlan(delay_s=(0.05, 0.4)),
     ),
     "a third put of an id takes no turn": Planted(
-        replaced(Puts, "_one_at_a_time", _forgets_who_waits), artifacts(deeds=NAMED_PUTS), 60
+        replaced(Puts, "_one_at_a_time", _forgets_who_waits), artifacts(deeds=NAMED_PUTS), range(60, 110)
     ),
     "a put that is given up ends a later life": Planted(
         replaced(Puts, "abandon", _abandons_any_life),
         artifacts(deeds=GIVEN_PUTS),
-        range(30, 60),
+        range(225, 260),
         FaultPlan(delay_s=(0.05, 0.5), slow=0.2),
     ),
     "memory of what ended is kept": Planted(replaced(Reclaim, "on_change", _keeps_what_ended), artifacts(), 10),

@@ -263,7 +263,7 @@ async def test_a_position_outlives_its_process(tmp_path: Path) -> None:
     await file.write(here)
     assert PositionFile(tmp_path, "w1", stream="TB").read() == here
     assert PositionFile(tmp_path, "w1", stream="TB_other").read() is None
-    (tmp_path / "w1.position.json").write_text("{}")
+    (tmp_path / "w1.position").write_text("{}")
     assert file.read() is None
 
 
