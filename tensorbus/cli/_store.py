@@ -22,20 +22,11 @@ if TYPE_CHECKING:
 
 ROLE: Final = "store"
 
-META: Final = "SELECT position, first, fold_version, schema_version FROM meta"
-LOG: Final = """
-SELECT
-    (SELECT worker FROM roles WHERE role = 'store') AS holder,
-    (SELECT token FROM roles WHERE role = 'store') AS token,
-    (SELECT count(*) FROM archives) AS files,
-    (SELECT min(first) FROM archives) AS archive_first,
-    (SELECT max(last) FROM archives) AS archive_last,
-    (SELECT sum(nbytes) FROM archives) AS archive_nbytes,
-    (SELECT max(upto) FROM purges WHERE type = 'LogPurged') AS announced,
-    (SELECT max(upto) FROM purges WHERE type = 'PurgeCompleted') AS completed,
-    (SELECT count(*) FROM truncations) AS truncations,
-    (SELECT max(time_ns) FROM facts) AS newest_ns
-"""
+_LOG: Final = (
+    "holder", "token", "files", "archive_first", "archive_last", "archive_nbytes", "announced", "completed",
+    "truncations", "newest_ns",
+)  # fmt: skip
+"""What a store says of the log, as every store does."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,6 +38,7 @@ class StoreStatus:
         first: Sequence at which its history begins; 0: with the log.
         newest_ns: Stream time of the last fact in it.
         error: Why it does not answer.
+        kind: The error's kind.
     """
 
     worker: str
@@ -55,6 +47,7 @@ class StoreStatus:
     first: int | None = None
     newest_ns: int | None = None
     error: str | None = None
+    kind: str | None = None
 
 
 @click.group(short_help="Look at the stores, or make one anew.")
@@ -71,9 +64,11 @@ def status(resolved: Resolved, *, as_json: bool) -> None:
     async def work(bus: AsyncBus) -> None:
         stores = [worker.worker for worker in await bus.list_workers() if worker.live and ROLE in worker.roles]
         head = int((await bus.stats())["directory"]["position"])
-        found = [await _status(bus, worker, head) for worker in stores]
-        answering = next((one for one in found if one.error is None), None)
-        log = await _one(bus, LOG, answering.worker) if answering is not None else None
+        found, log = [], None
+        for worker in stores:
+            one, said = await _status(bus, worker, head)
+            found.append(one)
+            log = log or said
         if as_json:
             emit_json({"stores": found, "log": log, "head": head})
         else:
@@ -82,25 +77,21 @@ def status(resolved: Resolved, *, as_json: bool) -> None:
     with_bus(resolved, work)
 
 
-async def _status(bus: AsyncBus, worker: str, head: int) -> StoreStatus:
+async def _status(bus: AsyncBus, worker: str, head: int) -> tuple[StoreStatus, dict[str, Any] | None]:
+    """How one store is, and what it says of the log."""
     try:
-        meta = await _one(bus, META, worker)
-        newest = await _one(bus, "SELECT max(time_ns) AS newest_ns FROM facts", worker)
+        said = await bus.store_status(worker)
     except TensorbusError as exc:
-        return StoreStatus(worker=worker, error=exc.message)
-    position = int(meta["position"])
-    return StoreStatus(
+        return StoreStatus(worker=worker, error=exc.message, kind=str(exc.kind)), None
+    position = int(said["position"])
+    found = StoreStatus(
         worker=worker,
         position=position,
         lag=max(0, head - position),
-        first=int(meta["first"]),
-        newest_ns=newest["newest_ns"],
+        first=int(said["first"]),
+        newest_ns=said["newest_ns"],
     )
-
-
-async def _one(bus: AsyncBus, sql: str, worker: str) -> dict[str, Any]:
-    async with await bus.query(sql, store=worker) as result:
-        return (await result.dicts())[0]
+    return found, {name: said[name] for name in _LOG}
 
 
 def _print(stores: list[StoreStatus], log: dict[str, Any] | None) -> None:
@@ -115,7 +106,7 @@ def _print(stores: list[StoreStatus], log: dict[str, Any] | None) -> None:
     rows = [
         (
             one.worker,
-            "answers" if one.error is None else one.error,
+            one.kind or "answers",
             "yes" if one.worker == holder else "-",
             _number(one.position),
             _number(one.lag),
@@ -127,6 +118,9 @@ def _print(stores: list[StoreStatus], log: dict[str, Any] | None) -> None:
     table(
         ("STORE", "STATE", "KEEPS LOG", "POSITION", "LAG", "BEGINS AT", "NEWEST FACT"), rows, right=("POSITION", "LAG")
     )
+    for one in stores:
+        if one.error is not None:
+            print(f"\n{one.worker}: {one.error}")
     if log is not None:
         print()
         facts(_log_facts(log))

@@ -115,7 +115,9 @@ def _typed(word: str | Path) -> str:
 
 
 def addresses(place: Place) -> list[Address]:
-    """Whom to connect to, best first: the worker of the same host, else a gateway of the home.
+    """Whom to connect to, best first: the worker of the same host, another one there, else a gateway of the home.
+
+    On the same host a gateway or store is spoken to by its unix socket, which says who the caller is.
 
     Raises:
         UnavailableError: If nobody is there; says what to start.
@@ -124,7 +126,7 @@ def addresses(place: Place) -> list[Address]:
     if place.url is not None:
         return [_gateway(place.url)]
     cards = living_workers(place.home)
-    local = [card for card in cards if "basic" in card.roles and card.host_id == place.host_id]
+    local = sorted((card for card in cards if card.host_id == place.host_id), key=_preference)
     gateways = [card for card in cards if "gateway" in card.roles and card not in local]
     found = [Address(worker=card.worker, path=place.home / "run" / card.socket) for card in local]
     found += [_remote(card) for card in gateways if card.control]
@@ -152,6 +154,11 @@ def _gateway(url: str) -> Address:
             f"{url}: TLS to a gateway is not there yet; use tb+tcp://host:port on a network that you trust", url=url
         )
     return Address(worker="", host=str(parts.hostname), port=int(parts.port or 0))
+
+
+def _preference(card: WorkerCard) -> int:
+    """Who holds memory comes first, then who serves callers that have none."""
+    return next((at for at, role in enumerate(("basic", "gateway")) if role in card.roles), 2)
 
 
 def _remote(card: WorkerCard) -> Address:

@@ -179,6 +179,16 @@ class AsyncQueries:
         async with await ask(self._core, "tables", {}, deadline=deadline, timeout=timeout) as found:
             return await found.dicts()
 
+    async def store_status(self, store: str, *, timeout: float | None = None) -> dict[str, Any]:
+        """How far one store has read, and what it knows of archive and purges (``docs/spec/query.md``).
+
+        Raises:
+            UnavailableError: If it does not run, or cannot answer now; says why.
+        """
+        deadline = self._core.begin(timeout, "status")
+        async with await ask(self._core, "status", {"store": store}, deadline=deadline, timeout=timeout) as found:
+            return (await found.dicts())[0]
+
     async def _facts(
         self,
         what: str,
@@ -343,6 +353,10 @@ class Queries(ABC):
     def store_tables(self, *, timeout: float | None = None) -> list[dict[str, Any]]:
         """The tables that :meth:`query` can ask; see :meth:`AsyncBus.store_tables`."""
         return self._run(self._bus.store_tables(timeout=timeout))
+
+    def store_status(self, store: str, *, timeout: float | None = None) -> dict[str, Any]:
+        """How one store is; see :meth:`AsyncBus.store_status`."""
+        return self._run(self._bus.store_status(store, timeout=timeout))
 
 
 async def _whole(found: AsyncQueryResult) -> pa.Table:

@@ -91,6 +91,29 @@ def table_rows(store: GlobalStore, sql: str, params: list[Any], limits: Limits) 
     return answer
 
 
+_STATUS: Final = """
+SELECT
+    position,
+    first,
+    (SELECT max(time_ns) FROM facts) AS newest_ns,
+    (SELECT worker FROM roles WHERE role = 'store') AS holder,
+    (SELECT token FROM roles WHERE role = 'store') AS token,
+    (SELECT count(*) FROM archives) AS files,
+    (SELECT min(first) FROM archives) AS archive_first,
+    (SELECT max(last) FROM archives) AS archive_last,
+    (SELECT sum(nbytes)::UBIGINT FROM archives) AS archive_nbytes,
+    (SELECT max(upto) FROM purges WHERE type = 'LogPurged') AS announced,
+    (SELECT max(upto) FROM purges WHERE type = 'PurgeCompleted') AS completed,
+    (SELECT count(*) FROM truncations) AS truncations
+FROM meta
+"""
+
+
+def status_rows(store: GlobalStore, limits: Limits) -> Rows:
+    """How far the store is, and what it knows of archive and purges: nothing of any tenant."""
+    return table_rows(store, _STATUS, [], limits)
+
+
 def state_rows(store: GlobalStore, seq: int | None, tenant: str, limits: Limits) -> Rows:
     """The rows that held at a position, by kind."""
     at = store.position[0] if seq is None else seq

@@ -19,7 +19,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from tensorbus.clock import NS_PER_S, Deadline
 from tensorbus.errors import ExpiredError, InvalidArgumentError, OutOfSpaceError, UnavailableError
 from tensorbus.projections import describe
-from tensorbus.workers._answer_rows import Rows, diff_rows, fact_rows, pieces, state_rows, table_rows
+from tensorbus.workers._answer_rows import Rows, diff_rows, fact_rows, pieces, state_rows, status_rows, table_rows
 from tensorbus.workers._core import Core
 from tensorbus.workers._projector import Projector
 
@@ -60,7 +60,7 @@ class Limits(_Strict):
 class Question(_Strict):
     """One question; which fields count depends on ``op``."""
 
-    op: Literal["query", "state", "diff", "history", "why", "tables", "next", "close"]
+    op: Literal["query", "state", "diff", "history", "why", "tables", "status", "next", "close"]
     tenant: str = "default"
     at_least: Count | None = None
     sql: str | None = None
@@ -245,6 +245,8 @@ class Answers:
                 return diff_rows(store, self._moment(asked.start), self._moment(asked.end), asked.tenant, limits)
             case "history" | "why":
                 return fact_rows(store, asked.op, asked.kind, asked.tenant, asked.name, asked.limit)
+            case "status":
+                return status_rows(store, limits)
             case "tables":
                 return Rows.of_dicts(store, ("table", "column", "type", "text"), describe())
             case _:

@@ -48,7 +48,7 @@ class Moment(Ask):
 
 
 class QueryOpen(Ask):
-    what: Literal["query", "state", "diff", "history", "why", "tables"]
+    what: Literal["query", "state", "diff", "history", "why", "tables", "status"]
     sql: str | None = None
     params: list[Any] = Field(default_factory=list, max_length=1000)
     rows: int | None = Field(None, ge=0, lt=2**63)
@@ -209,7 +209,7 @@ def _question(asked: QueryOpen, tenant: str, deadline: Deadline) -> dict[str, ob
             name = _given(asked.name, asked.what, "name")
             kind = _given(asked.kind, asked.what, "kind")
             question |= {"kind": kind, "name": name, "limit": asked.limit}
-        case "tables":
+        case "tables" | "status":
             pass
     return question
 

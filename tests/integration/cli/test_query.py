@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import signal
 import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -17,6 +18,7 @@ import pytest
 import tensorbus as tb
 from tensorbus.cli._app import run
 from tensorbus.testing._processes import Processes, WorkerProgram, wait_until
+from tensorbus.transport import living_workers
 from tests.servers import Server
 
 pytestmark = pytest.mark.integration
@@ -27,6 +29,7 @@ class Place:
     """A home with a worker and a store that archives at once."""
 
     home: Path
+    basic: WorkerProgram
     store: WorkerProgram
     prefix: str
 
@@ -51,9 +54,9 @@ def place(nats_server: Server) -> Iterator[Place]:
     prefix = nats_server.prefix()
     owner = Processes(home / "test-logs", nats_url=nats_server.url, prefix=prefix)
     try:
-        owner.worker("basic", home=home, id="w1")
+        basic = owner.worker("basic", home=home, id="w1")
         store = owner.worker("gateway,store", home=home, id="s1", archive_s=0.2)
-        yield Place(home, store, prefix)
+        yield Place(home, basic, store, prefix)
     finally:
         owner.close()
         shutil.rmtree(home, ignore_errors=True)
@@ -168,6 +171,14 @@ def test_the_stores_and_the_archive_as_they_are(call: Tb, told: Told, place: Pla
     _broken(call, place, tmp_path)
 
 
+def test_a_gateway_that_takes_no_sql_still_tells_how_the_stores_are(call: Tb, told: Told, place: Place) -> None:
+    gateway = f"tb+tcp://{next(card.control for card in living_workers(place.home) if card.control)}"
+    assert call("query", "SELECT 1", "--url", gateway).code == 10
+    (status,) = call("store", "status", "--url", gateway, "--json").lines
+    assert [store["kind"] for store in status["stores"]] == [None]
+    assert status["log"]["holder"] == "s1"
+
+
 def _broken(call: Tb, place: Place, tmp_path: Path) -> None:
     """A copy of the archive with a damaged and with a missing file."""
     copy = tmp_path / "copy"
@@ -199,3 +210,11 @@ def test_a_store_is_made_anew_on_request(call: Tb, told: Told, place: Place) -> 
 
     wait_until(anew, what="the rows of all history, with no further fact", timeout_s=30)
     assert place.store.alive
+
+
+def test_without_a_worker_with_memory_the_stores_own_socket_is_asked(place: Place, call: Tb, told: Told) -> None:
+    os.kill(place.basic.pid, signal.SIGKILL)
+    wait_until(lambda: not place.basic.alive, what="the worker's end")
+    assert call("query", "SELECT 1 AS one", "--json").lines == [{"one": 1}]
+    assert "answers" in call("store", "status").out
+    assert call("archive", "verify").code == 0

@@ -158,6 +158,12 @@ async def test_tables_are_told(answers: Answers) -> None:
     assert {"facts", "artifacts", "replicas"} <= {row["table"] for row in rows}
 
 
+async def test_a_store_tells_how_it_is_without_sql(answers: Answers, store: GlobalStore) -> None:
+    _, (row,) = await whole(answers, op="status", tenant="stranger")
+    assert (row["position"], row["first"], row["files"]) == (store.position[0], 0, 0)
+    assert row["newest_ns"] > 0
+
+
 @pytest.mark.parametrize(
     "question",
     [b"", b"[]", b'{"op": "dance"}', b'{"op": "query"}', b'{"op": "query", "sql": "DROP TABLE facts"}', b'{"op": 7}'],
