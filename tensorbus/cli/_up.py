@@ -34,8 +34,10 @@ LEAVE_S: Final = 15.0
 POLL_S: Final = 0.1
 START_POLL_S: Final = 0.02
 NOTE: Final = "Replicas are in DRAM: a put survives its caller, not its last worker."
-NO_STORE: Final = "No store: the log grows, and `query`, `state` and `why` have no answer; {} "
-"is missing: pip install 'tensorbus[store]'"
+NO_STORE: Final = (
+    "No store: the log grows, and `query`, `state` and `why` have no answer; {} is missing: "
+    "pip install 'tensorbus[store]'"
+)
 
 
 @click.command(short_help="Run a bus, a worker and a gateway in one home.")
