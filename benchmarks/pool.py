@@ -3,6 +3,8 @@
 Hit ratios of the policies on prefix-block traces (JSON lines with ``hash_ids``, such as those of Mooncake) with room
 for a part of the working set, beside least recently used and the limit of Belady, who knows the future. Allocating and
 freeing the pages of the same requests under least recently used, beside a free-list that never joins what was freed.
+Spilling 4 GiB to disk and reading them back, beside ``dd`` with direct I/O: processor seconds count, the rate of the
+disk is reported. The first touch of memory, beside memory that was made ready.
 ``TENSORBUS_TRACES`` names the folder of the traces; without it a made-up trace stands in.
 """
 
@@ -14,7 +16,8 @@ import sys
 from pathlib import Path
 
 from benchmarks._pages import FreeList, Step, overhead_of, page_steps, seconds_of
-from benchmarks._table import GIB, Options, Row, bounded, compare, parse_options, show, spread
+from benchmarks._spill import Cost, measure, touch_seconds
+from benchmarks._table import GIB, MIB, Options, Row, bounded, compare, median_of, parse_options, show, spread
 from benchmarks._traces import belady, block_requests, flat, hit_ratio, token_requests
 from tensorbus.policies import EVICTIONS
 from tensorbus.transport._arena import PageSpace
@@ -30,6 +33,9 @@ PAGES_BYTES = 4 * GIB
 PAGES_REPEATS = 5
 FREE_LIST_TARGET = 0.5
 OVERHEAD_MAX = 5.0
+SPILL_REPEATS = 5
+CPU_TARGET = 1 / 1.3
+TOUCH_BYTES = GIB
 MADE_UP_READS = 100_000
 
 
@@ -130,9 +136,66 @@ def _page_rows(name: str, steps: list[Step]) -> list[Row]:
     ]
 
 
+def spill_rows(options: Options) -> list[Row]:
+    nbytes = 256 * MIB if options.quick else 4 * GIB
+    found = measure(nbytes, repeats=1 if options.quick else SPILL_REPEATS)
+    checksum_s = _per_gib(found.checksum, nbytes)
+    note = f"of it {checksum_s:.3f} s for checksums, which dd has not"
+    return [
+        _cpu_row("spill", found.spill, "dd of zeros, direct", found.dd_write, nbytes, note),
+        _cpu_row("reload", found.reload, "dd to nowhere, direct", found.dd_read, nbytes, note),
+        _rate_row("spill", found.spill, found.dd_write, nbytes),
+        _rate_row("reload", found.reload, found.dd_read, nbytes),
+    ]
+
+
+def _per_gib(cost: Cost, nbytes: int) -> float:
+    median = median_of(cost.cpu_s)
+    assert median is not None, "it was measured"
+    return median * GIB / nbytes
+
+
+def _cpu_row(what: str, ours: Cost, against: str, dd: Cost, nbytes: int, note: str) -> Row:
+    return compare(
+        BENCH,
+        f"{what} {nbytes / GIB:g} GiB, processor time",
+        _per_gib(ours, nbytes),
+        "s/GiB",
+        against=against,
+        against_value=_per_gib(dd, nbytes),
+        better="lower",
+        target=CPU_TARGET,
+        spread=spread([seconds * GIB / nbytes for seconds in ours.cpu_s]),
+        note=note,
+    )
+
+
+def _rate_row(what: str, ours: Cost, dd: Cost, nbytes: int) -> Row:
+    rates = [nbytes / seconds / 1e9 for seconds in ours.wall_s]
+    plain = median_of([nbytes / seconds / 1e9 for seconds in dd.wall_s])
+    return compare(
+        BENCH, f"{what} {nbytes / GIB:g} GiB, rate", median_of(rates), "GB/s", against="dd", against_value=plain,
+        better="higher", spread=spread(rates),
+    )  # fmt: skip
+
+
+def touch_rows(options: Options) -> list[Row]:
+    nbytes = TOUCH_BYTES // (4 if options.quick else 1)
+    fresh, ready, used = touch_seconds(nbytes)
+    gb = nbytes / 1e9
+    case = f"write {nbytes / GIB:g} GiB of pool memory"
+    return [
+        compare(BENCH, f"{case} that was made ready", gb / ready, "GB/s", against="first touch",
+                against_value=gb / fresh, better="higher"),
+        compare(BENCH, f"{case} that was used before", gb / used, "GB/s", against="first touch",
+                against_value=gb / fresh, better="higher"),
+    ]  # fmt: skip
+
+
 def main() -> int:
     options = parse_options(__doc__)
-    return show([*eviction_rows(options), *page_rows(options)], options)
+    rows = [*eviction_rows(options), *page_rows(options), *spill_rows(options), *touch_rows(options)]
+    return show(rows, options)
 
 
 if __name__ == "__main__":
