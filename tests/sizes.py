@@ -32,6 +32,8 @@ class Sizes:
         store_kills: How often a store is killed in one of them.
         store_hand_overs: How often the log changes its keeper.
         full_disks: How often one and the same disk gets full.
+        transfers: Artifacts that are fetched by another worker and destroyed, one after the other.
+        clients: Readers of one server at once.
         wire_puts: Artifacts that are put over them in each.
     """
 
@@ -56,6 +58,8 @@ class Sizes:
     store_kills: int
     store_seeds: int
     lives: int
+    transfers: int
+    clients: int
 
 
 QUICK: Final = Sizes(
@@ -80,6 +84,8 @@ QUICK: Final = Sizes(
     store_kills=4,
     store_seeds=1,
     lives=40,
+    transfers=40,
+    clients=100,
 )
 SOAK: Final = Sizes(
     crash_rounds=20,
@@ -103,5 +109,7 @@ SOAK: Final = Sizes(
     store_kills=50,
     store_seeds=5,
     lives=200,
+    transfers=10_000,
+    clients=1000,
 )
 SIZES: Final = SOAK if os.environ.get("TB_TEST_SIZE") == "soak" else QUICK
