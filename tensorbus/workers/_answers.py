@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -17,11 +18,13 @@ from typing import Annotated, Any, Final, Literal, TypeVar
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from tensorbus.clock import NS_PER_S, Deadline
-from tensorbus.errors import ExpiredError, InvalidArgumentError, OutOfSpaceError, UnavailableError
+from tensorbus.errors import ExpiredError, InvalidArgumentError, OutOfSpaceError, TensorbusError, UnavailableError
 from tensorbus.projections import describe
 from tensorbus.workers._answer_rows import Rows, diff_rows, fact_rows, pieces, state_rows, status_rows, table_rows
 from tensorbus.workers._core import Core
 from tensorbus.workers._projector import Projector
+
+log = logging.getLogger("tensorbus.workers")
 
 PIECE_BYTES: Final = 512 * 1024
 IDLE_S: Final = 30.0
@@ -33,6 +36,7 @@ BYTES_MAX: Final = 256 << 20
 QUESTION_S: Final = 60.0
 READY_S: Final = 0.2
 """How often to look whether this store may answer for all of them."""
+AGAIN_S: Final = 10.0
 
 T = TypeVar("T")
 Count = Annotated[int, Field(ge=0)]
@@ -103,10 +107,17 @@ class Answers:
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
-        """Answer on the bus for as long as the context is open."""
+        """Answer on the bus for as long as the context is open.
+
+        Raises:
+            DeniedError: If the bus does not let this worker answer.
+        """
         bus, me = self._core.bus, self._core.me.worker
         try:
             async with AsyncExitStack() as stack:
+                # What cannot be done later should be known now. Who asks in between hears of a store that is not ready.
+                async with bus.answer(bus.subjects.rpc("query"), self.handle, queue="store"):
+                    pass
                 shared = asyncio.create_task(self._answer_for_all(), name="answer for all stores")
                 stack.push_async_callback(_cancelled, shared)
                 own = bus.subjects.rpc(f"store.{me}")
@@ -124,10 +135,14 @@ class Answers:
         """Answer what is asked of any store, as long as this one may: another one answers meanwhile."""
         bus = self._core.bus
         while True:
-            if self._projector.ready:
-                async with bus.answer(bus.subjects.rpc("query"), self.handle, queue="store"):
-                    while self._projector.ready:
-                        await asyncio.sleep(READY_S)
+            try:
+                if self._projector.ready:
+                    async with bus.answer(bus.subjects.rpc("query"), self.handle, queue="store"):
+                        while self._projector.ready:
+                            await asyncio.sleep(READY_S)
+            except TensorbusError as error:
+                log.error("this store answers only what is asked of it by name: reason=%s", error)
+                await asyncio.sleep(AGAIN_S)
             await asyncio.sleep(READY_S)
 
     async def handle(self, data: bytes) -> bytes:

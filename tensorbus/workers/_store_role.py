@@ -22,16 +22,19 @@ LOOKS_PER_DELAY = 4
 class StoreRole:
     """One worker's store. Made by :meth:`running`."""
 
-    def __init__(self, core: Core, projector: Projector, keeper: Keeper, answers: Answers) -> None:
+    def __init__(self, core: Core, projector: Projector, keeper: Keeper) -> None:
         self._core = core
         self.projector = projector
         self.keeper = keeper
-        self._answers = answers
 
     @classmethod
     @asynccontextmanager
     async def running(cls, core: Core, settings: Settings) -> AsyncIterator[StoreRole]:
-        """A store whose file is closed when the context ends."""
+        """A store that answers, and whose file is closed when the context ends.
+
+        Raises:
+            DeniedError: If the bus does not let this worker answer.
+        """
         archive = await asyncio.to_thread(
             Archive.open, settings.archive_url or str(settings.home / "archive"), prefix=core.bus.subjects.prefix
         )
@@ -49,14 +52,16 @@ class StoreRole:
             purge_delay_s=settings.purge_delay_s,
             forget_s=settings.forget_s,
         )
+        answers = Answers(core, projector)
         try:
-            yield cls(core, projector, Keeper(core, projector, archive, limits), Answers(core, projector))
+            async with answers.running():
+                yield cls(core, projector, Keeper(core, projector, archive, limits))
         finally:
             await projector.close()
 
     def work(self) -> list[tuple[str, Coroutine[Any, Any, None]]]:
         """The endless tasks of the role."""
-        return [("project", self.projector.run()), ("keep", self.keeper.run()), ("answer", self._answer())]
+        return [("project", self.projector.run()), ("keep", self.keeper.run())]
 
     def on_loss(self) -> None:
         """The log lost its tail: look whether the rows and what is known of snapshots outlive it."""
@@ -75,7 +80,3 @@ class StoreRole:
             "trouble": "" if trouble is None else str(trouble),
             "trouble_kind": "" if trouble is None else str(trouble.kind),
         }
-
-    async def _answer(self) -> None:
-        async with self._answers.running():
-            await asyncio.Event().wait()

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-from collections.abc import AsyncIterator, Callable, Coroutine
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +16,7 @@ from tensorbus import __version__
 from tensorbus.bus import Bus, NatsAuth, NatsBus, StreamLimits, provision
 from tensorbus.clock import NS_PER_S, Clock, Deadline, SystemClock
 from tensorbus.config import Settings
-from tensorbus.errors import InvalidArgumentError, TensorbusError, UnavailableError
+from tensorbus.errors import DeniedError, InvalidArgumentError, TensorbusError, UnavailableError
 from tensorbus.events import SessionOpened, Subjects
 from tensorbus.feeds import Author, DirectoryFeed, Loss, Remembered, check
 from tensorbus.ids import IdSource, SystemIds, WorkerId, b32, check_worker_id, new_incarnation, prefixed
@@ -127,9 +127,11 @@ class Worker:
             FencedError: If another process took this id over, or the session was ended while this one was silent.
             ConflictError: If the worker runs already in this home.
             UnavailableError: If the bus cannot be reached at start.
+            DeniedError: If the bus does not let this worker do what its roles need.
         """
         directory = run_dir(self.settings.home)
         async with AsyncExitStack() as stack:
+            stack.enter_context(self._naming_grants())
             lock = locked(directory / f"{self.worker}.lock", what=f"worker {self.worker} of this home")
             stack.enter_context(lock)
             stream = Subjects(self.settings.subject_prefix).log_stream
@@ -156,6 +158,17 @@ class Worker:
             except* TensorbusError as failed:
                 raise failed.exceptions[0] from None
             await position.write(feed.remembered)
+
+    @contextmanager
+    def _naming_grants(self) -> Iterator[None]:
+        """Have an error about what the bus does not permit say which command lists what is needed."""
+        try:
+            yield
+        except DeniedError as exc:
+            if "subject" not in exc.details:
+                raise
+            needed = f"`tensorbus bus grants {'+'.join(self.roles)}:{self.worker}` lists what this worker needs"
+            raise DeniedError(f"{exc.message}; {needed}", **exc.details) from exc
 
     async def _connect(self, stack: AsyncExitStack) -> Bus:
         settings = self.settings

@@ -127,19 +127,19 @@ async def test_it_comes_back_over_tls_with_its_key(secured: Secured) -> None:
 
 
 @pytest.fixture
-def start(secured: Secured, home: Path) -> Iterator[Callable[[str, str], WorkerProgram]]:
+def start(secured: Secured, home: Path) -> Iterator[Callable[..., WorkerProgram]]:
     owner = Processes(home / "test-logs", nats_url=secured.url)
 
-    def worker(role: str, name: str) -> WorkerProgram:
+    def worker(role: str, name: str, *, ready: bool = True) -> WorkerProgram:
         seed, ca = secured.seed(name), secured.certificates.ca
-        return owner.worker(role, home=home, id=name, nats_nkey_seed=seed, nats_tls_ca=ca)
+        return owner.worker(role, home=home, id=name, ready=ready, nats_nkey_seed=seed, nats_tls_ca=ca)
 
     yield worker
     owner.close()
 
 
 def test_a_whole_system_under_least_privilege(
-    secured: Secured, home: Path, start: Callable[[str, str], WorkerProgram], monkeypatch: pytest.MonkeyPatch
+    secured: Secured, home: Path, start: Callable[..., WorkerProgram], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def init() -> None:
         bus = await NatsBus.connect(secured.url, auth=secured.auth("ops"), name="ops")
@@ -169,3 +169,21 @@ def test_a_whole_system_under_least_privilege(
         wait_until(lambda: not any(one.live for one in bus.list_workers() if one.worker == "W1"), what="the end of W1")
         wait_until(lambda: not bus.exists("model/w"), what="the loss of what W1 held")
     assert (gateway.stop(), store.stop()) == (0, 0)
+
+
+def test_a_store_with_too_few_grants_ends_before_it_takes_its_ids_place(
+    secured: Secured, home: Path, start: Callable[..., WorkerProgram]
+) -> None:
+    async def facts() -> int:
+        bus = await NatsBus.connect(secured.url, auth=secured.auth("ops"), name="ops")
+        await provision(bus, deadline=soon())
+        last = await bus.last_seq(deadline=soon())
+        await bus.close()
+        return last
+
+    before = asyncio.run(facts())
+    few = start("store", "g1", ready=False)  # its user may what a gateway may
+    assert few.wait() == 10
+    assert "`tensorbus bus grants store:g1` lists what this worker needs" in few.text
+    assert '"event": "ready"' not in few.text
+    assert asyncio.run(facts()) == before, "no session was opened"
