@@ -150,11 +150,6 @@ async def _forgets_who_waits(self: Puts, where: Any) -> AsyncIterator[None]:
             self._births.pop(where, None)
 
 
-async def _abandons_any_life(self: Puts, tenant: str, artifact: Any, *, born: int, principal: str) -> None:
-    record = self._core.state.artifact(tenant, artifact)
-    await right_abandon(self, tenant, artifact, born=born if record is None else record.born, principal=principal)
-
-
 def _plant_abandon(stack: ExitStack) -> None:
     replaced(Artifact, "outlives", _yields_to_copies_only)(stack)
     replaced(Puts, "abandon", _abandons_what_others_joined)(stack)
@@ -179,7 +174,6 @@ class Planted:
 
 
 NAMED_PUTS = {"put": 4, "put_named": 8, "unbind": 2, "destroy": 2}
-GIVEN_PUTS = {"put_given": 10, "destroy": 8, "put_named": 2, "unbind": 1}
 SLOW = FaultPlan(slow=0.3, crash=Wave(every_s=15.0, length_s=8.0))
 
 BUGS = {
@@ -222,12 +216,6 @@ BUGS = {
     ),
     "a third put of an id takes no turn": Planted(
         replaced(Puts, "_one_at_a_time", _forgets_who_waits), artifacts(deeds=NAMED_PUTS), range(60, 110)
-    ),
-    "a put that is given up ends a later life": Planted(
-        replaced(Puts, "abandon", _abandons_any_life),
-        artifacts(deeds=GIVEN_PUTS),
-        range(225, 260),
-        FaultPlan(delay_s=(0.05, 0.5), slow=0.2),
     ),
     "memory of what ended is kept": Planted(replaced(Reclaim, "on_change", _keeps_what_ended), artifacts(), 10),
     "leases outlive their callers": Planted(replaced(Leases, "gone", _keeps_leases_of_the_dead), artifacts(), 10),
