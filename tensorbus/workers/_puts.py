@@ -244,15 +244,17 @@ class Puts:
                 f"the same bytes are artifact {existing!r} already; a put of them joins it, a registration cannot",
                 artifact=existing,
             )
-        here = self._store.get(tenant, existing)
-        if here is not None:
-            here.joined = True
-            if here.parts is not incoming.parts:
-                for part in incoming.parts:
-                    part.release()
-            return existing, position
         held = Held(tenant, existing, incoming.parts, incoming.layout, incoming.manifest)
-        _, position = await self.add_replica(held, principal=incoming.principal, deadline=deadline)
+        async with deadline.scope(), self._one_at_a_time(held.where):
+            # A copy that is here now counts: whoever brought it has heard so.
+            here = self._store.get(tenant, existing)
+            if here is not None:
+                here.joined = True
+                if here.parts is not incoming.parts:
+                    for part in incoming.parts:
+                        part.release()
+                return existing, position
+            _, position = await self._add_replica(held, incoming.principal, deadline=deadline)
         return existing, position
 
     async def add_replica(self, held: Held, *, principal: str = "", deadline: Deadline) -> tuple[Held, int]:
@@ -261,10 +263,19 @@ class Puts:
         Raises:
             ConflictError: If the artifact was destroyed meanwhile; the memory is given back then.
         """
-        there = self._store.get(*held.where)
-        if there is not None and there is not held:
-            held.release()
-            return there, self._core.live.position
+        try:
+            async with deadline.scope(), self._one_at_a_time(held.where):
+                there = self._store.get(*held.where)
+                if there is not None and there is not held:
+                    held.release()
+                    return there, self._core.live.position
+                return await self._add_replica(held, principal, deadline=deadline)
+        except DeadlineExceededError:
+            if self._store.get(*held.where) is not held:  # its turn did not come
+                held.release()
+            raise
+
+    async def _add_replica(self, held: Held, principal: str, *, deadline: Deadline) -> tuple[Held, int]:
         record = self._core.state.artifact(held.tenant, held.artifact)
         self._store.add(held, life=0 if record is None else record.born)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
+from typing import Any
 
 import pytest
 
@@ -425,3 +426,34 @@ async def test_a_copy_that_does_not_count_takes_nothing_of_the_ids_next_life(mon
             await worker.puts.add_replica(copy, deadline=soon())
         assert worker.store.get(TENANT, taken.artifact) is living
         assert worker.bytes_of(taken.artifact) == A
+
+
+async def test_a_put_that_joins_a_copy_which_is_not_on_the_log_yet_waits_until_it_counts(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Else the artifact could end by itself after the put was acknowledged."""
+    cluster = MemoryCluster()
+    async with rig(cluster, "w1") as one, rig(cluster, "w2") as two:
+        taken = await take(one, A)
+        await two.core.feed.reached(cluster.log.last_seq, deadline=soon())
+        incoming, go, right = two.incoming(A), asyncio.Event(), two.core.author.say
+
+        async def say_late(*args: Any, **options: Any) -> Any:
+            await go.wait()
+            return await right(*args, **options)
+
+        monkeypatch.setattr(two.core.author, "say", say_late)
+        copy = Held(TENANT, taken.artifact, incoming.parts, incoming.layout, incoming.manifest)
+        adding = asyncio.create_task(two.puts.add_replica(copy, deadline=soon()))
+        await until(lambda: two.store.get(TENANT, taken.artifact) is copy, "the copy")
+        joining = asyncio.create_task(take(two, A))
+        await asyncio.sleep(0.05)
+        assert not joining.done()
+        await destroy(one, taken.artifact)
+        go.set()
+        with pytest.raises(ConflictError):
+            await adding
+        again = await joining
+        assert not again.existed, "it is the artifact's next life"
+        assert two.bytes_of(again.artifact) == A
+        assert two.busy_bytes == PAGES
