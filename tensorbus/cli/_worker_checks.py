@@ -106,7 +106,7 @@ def _stores(settings: Settings, seen: _Seen, alive: Sequence[dict[str, Any]]) ->
     """The stores of this home, and whether there is one at all: else the log grows."""
     for worker, trouble in seen.stores.items():
         if trouble:
-            advice = f"see docs/operations.md, \"The store\", and {settings.home / 'log'}"
+            advice = f'see docs/operations.md, "The store", and {settings.home / "log"}'
             yield Verdict("store", State.WRONG, f"store {worker}: {trouble}", advice)
         else:
             yield Verdict("store", State.OK, f"store {worker} follows the log")

@@ -209,9 +209,7 @@ class Standing(StrEnum):
     LOST = "lost"
 
 
-def standing(
-    state: Directory, *, worker: WorkerId, incarnation: Incarnation, opened: int, opened_ns: int
-) -> Standing:
+def standing(state: Directory, *, worker: WorkerId, incarnation: Incarnation, opened: int, opened_ns: int) -> Standing:
     """Whether a session is open, was ended or replaced, or is not on the log, which lost its tail.
 
     Args:
