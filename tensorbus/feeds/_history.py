@@ -165,8 +165,8 @@ async def archived_files(bus: Bus) -> list[ArchiveFile]:
 
 def _add(files: list[ArchiveFile], message: Message) -> None:
     fact = decode_one(message).event
-    if not isinstance(fact, Archived) or (files and fact.last <= files[-1].last):
-        return  # a repeat, which the fold drops too
+    if not isinstance(fact, Archived) or (files and fact.first <= files[-1].last):
+        return  # a repeat, perhaps of more than the first time, which the fold drops too
     if files and fact.first != files[-1].last + 1:
         raise CorruptError(
             f"the archive has a hole from {files[-1].last + 1} to {fact.first - 1}: no file for it is named on the log",

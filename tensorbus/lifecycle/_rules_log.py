@@ -4,11 +4,21 @@ from __future__ import annotations
 
 from typing import Literal
 
-from tensorbus.errors import FencedError
-from tensorbus.events import STORE_ROLE, Aggregate, Event, LogTruncated, RoleGranted, StreamName
+from tensorbus.errors import ConflictError, FencedError
+from tensorbus.events import (
+    STORE_ROLE,
+    Aggregate,
+    Archived,
+    Event,
+    LogPurged,
+    LogTruncated,
+    PurgeCompleted,
+    RoleGranted,
+    StreamName,
+)
 from tensorbus.ids import EventId, Incarnation, WorkerId
 from tensorbus.lifecycle._directory import Directory
-from tensorbus.lifecycle._records import RoleLease
+from tensorbus.lifecycle._records import LogState, RoleLease
 
 
 def take_role(
@@ -26,6 +36,7 @@ def as_keeper(state: Directory, fact: Event, *, worker: WorkerId, incarnation: I
 
     Raises:
         FencedError: If it has not, or not any more.
+        ConflictError: If the log says already what the fact is about, perhaps by an earlier attempt of its own.
     """
     held = state.roles.get(STORE_ROLE)
     mine = held is not None and (held.worker, held.incarnation) == (worker, incarnation)
@@ -34,7 +45,22 @@ def as_keeper(state: Directory, fact: Event, *, worker: WorkerId, incarnation: I
         raise FencedError(
             f"worker {worker} does not keep the log now, {who} does", worker=worker, incarnation=incarnation
         )
+    if not _follows(state.log, fact):
+        raise ConflictError(f"a {fact.type} was decided on what the log was before: it would not count", type=fact.type)
     return fact
+
+
+def _follows(kept: LogState, fact: Event) -> bool:
+    """Whether the fold would keep what the log's keeper says, next."""
+    match fact:
+        case Archived():
+            return not kept.archived or fact.first == kept.archived + 1
+        case LogPurged():
+            return kept.announced is None or fact.upto > kept.announced.upto
+        case PurgeCompleted():
+            return kept.announced is not None and fact.upto == kept.announced.upto and fact.upto > kept.purged
+        case _:
+            return True
 
 
 def note_truncation(

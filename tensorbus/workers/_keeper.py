@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from tensorbus.bus import Archive, ArchiveFile, Message, put_blob
 from tensorbus.clock import NS_PER_S, Deadline
-from tensorbus.errors import CorruptError, FencedError, TensorbusError, UnavailableError
+from tensorbus.errors import ConflictError, CorruptError, FencedError, TensorbusError, UnavailableError
 from tensorbus.events import STORE_ROLE, Archived, Event, LogPurged, PurgeCompleted, SnapshotTaken
 from tensorbus.feeds import newest_snapshot
 from tensorbus.lifecycle import Directory, RoleLease, dump, log_rules
@@ -94,6 +94,8 @@ class Keeper:
                 if not self._core.state.is_live(self._core.me.worker, self._core.me.incarnation):
                     raise
                 log.info("another store keeps the log: reason=%s", error)
+            except ConflictError as error:
+                log.info("an earlier attempt was known late: reason=%s", error)
             except TensorbusError as error:
                 if self.trouble is None or error.kind != self.trouble.kind:  # its text may differ at each try
                     log.error("keeping the log failed: reason=%s", error)

@@ -9,9 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from tensorbus.bus import Archive, MemoryBus, MemoryCluster
-from tensorbus.events import Archived, LogPurged
-from tensorbus.feeds import History
+from tensorbus.bus import Archive, MemoryBus, MemoryCluster, append
+from tensorbus.events import STORE_ROLE, Aggregate, Archived, Headers, LogPurged
+from tensorbus.feeds import History, archived_files
+from tensorbus.ids import SystemIds, new_event_id
 from tensorbus.lifecycle import rules
 from tests.unit.feeds.voices import Keeper, keeper, soon
 from tests.unit.lifecycle import history as h
@@ -123,3 +124,19 @@ async def test_a_purge_that_overtakes_a_reading_sends_it_to_the_archive(
     await asyncio.sleep(4 * LOOK_S)
     go.set()
     assert await reading == everything(cluster)
+
+
+async def test_a_file_that_begins_within_another_was_dropped_by_the_fold_and_is_passed_over(
+    cluster: MemoryCluster, store: Keeper
+) -> None:
+    """A keeper that did not hear of its own fact said it once more, of more facts."""
+    files = [(1, 4), (5, 8), (5, 12), (9, 15)]
+    for first, last in files:
+        await append(store.bus, h.archived(first, last), store_headers(store), deadline=soon())
+    found = [(file.first, file.last) for file in await archived_files(store.bus)]
+    assert found == [(1, 4), (5, 8), (9, 15)]
+
+
+def store_headers(store: Keeper) -> Headers:
+    token = store.state.head(Aggregate("role", STORE_ROLE))
+    return Headers(event_id=new_event_id(SystemIds()), author=h.W2, incarnation=h.FIRST, token=token, expected=token)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from tensorbus.errors import FencedError
-from tensorbus.events import STORE_ROLE, Aggregate, FoldRaised, RoleGranted, SnapshotTaken, Subjects
+from tensorbus.errors import ConflictError, FencedError
+from tensorbus.events import STORE_ROLE, Aggregate, Event, FoldRaised, RoleGranted, SnapshotTaken, Subjects
 from tensorbus.ids import EventId
 from tensorbus.lifecycle import Directory, RoleLease, forgettable, log_rules
 from tests.unit.lifecycle import history as h
@@ -139,6 +139,24 @@ def test_what_was_heard_of_since_is_not_forgotten() -> None:
     log.append(h.purge(upto, upto))
     log.append(h.purged(upto, upto))
     assert (h.T, h.X) in log.state.artifacts
+
+
+def test_the_keeper_says_nothing_that_the_fold_would_drop() -> None:
+    """As after an attempt whose outcome it did not hear: what it decided on is not so any more."""
+    log = kept_by()
+
+    def may(fact: Event) -> bool:
+        try:
+            return log_rules.as_keeper(log.state, fact, worker=h.W1, incarnation=h.FIRST) == fact
+        except ConflictError:
+            return False
+
+    for fact in (h.archived(1, 4), h.archived(5, 9), h.purge(4), h.purged(4), h.snapshot()):
+        assert may(fact)
+        assert log.append(fact).kept
+    for fact in (h.archived(1, 4), h.archived(5, 12), h.archived(11, 12), h.purge(3), h.purge(4), h.purged(4)):
+        assert not may(fact)
+        assert not log.append(fact).kept
 
 
 def test_a_loss_is_recorded_once() -> None:
