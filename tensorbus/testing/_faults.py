@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, aclosing, asynccontextmanager, contextmanager
+from contextlib import ExitStack, aclosing, asynccontextmanager, contextmanager
 from typing import Any, Generic, TypeVar
 
 from tensorbus.bus import Bus, Handler, Heartbeat, LogInfo, Message, Reader, StreamLimits
@@ -46,7 +46,8 @@ class SimBus:
         self._closed = False
         self._inboxes: dict[_Inbox[Any], None] = {}
         self._travelling: dict[Callable[[], None], None] = {}
-        self._readings: dict[Callable[[], None], None] = {}
+        self._readings: dict[Callable[[], None], _SimReader] = {}
+        self._losses: dict[object, Callable[[], None]] = {}
         self._listening = ExitStack()
         self._listening.enter_context(inner.on_lost(self._broke))
 
@@ -93,8 +94,15 @@ class SimBus:
     async def beat(self, subject: str, *, ttl_s: int, deadline: Deadline) -> int:
         return await self._ask(lambda: self._inner.beat(subject, ttl_s=ttl_s, deadline=Deadline(REQUEST_S)), deadline)
 
-    def on_lost(self, callback: Callable[[], None]) -> AbstractContextManager[None]:
-        return self._inner.on_lost(callback)
+    @contextmanager
+    def on_lost(self, callback: Callable[[], None]) -> Iterator[None]:
+        token = object()
+        self._losses[token] = callback
+        try:
+            with self._inner.on_lost(callback):
+                yield
+        finally:
+            del self._losses[token]
 
     @property
     def max_payload(self) -> int:
@@ -153,7 +161,7 @@ class SimBus:
                 pump.enter_context(self._pump(batches, reader.inbox, split=self._split))
 
             start()
-            self._readings[start] = None
+            self._readings[start] = reader
             try:
                 yield reader
             finally:
@@ -185,6 +193,18 @@ class SimBus:
         self._listening.close()
         for inbox in list(self._inboxes):
             inbox.fail(UnavailableError("this connection to the bus is closed"))
+
+    def reconnect(self) -> None:
+        """The connection broke and is back: who wants to know is told, and readings begin again where they are."""
+        if self._node.life is not self._life or not self._node.is_up or self._closed:
+            return
+        self._world.cover("fault.reconnect")
+        for callback in list(self._losses.values()):
+            callback()
+        for start, reader in list(self._readings.items()):
+            if reader.on_restart is not None:
+                reader.on_restart()
+            start()
 
     def _broke(self) -> None:
         """The server died: what is on its way to it or from it never arrives, and readings begin again."""
@@ -262,6 +282,7 @@ class SimBus:
         """Move a feed's items to the node in order until the context is left, or the node crashes."""
 
         line: asyncio.Queue[tuple[float, T | TensorbusError]] = asyncio.Queue(ON_THE_WAY_MAX)
+        stopped = False  # at once, while the end of the task takes a turn of the loop
 
         async def send() -> None:
             arrives_s = 0.0
@@ -281,7 +302,7 @@ class SimBus:
                 arrives_s, piece = await line.get()
                 await asyncio.sleep(arrives_s - self._world.loop.time())
                 await self._node.connected.wait()
-                await inbox.put(piece)
+                await inbox.put(piece, wanted=lambda: not stopped)
 
         async def move() -> None:
             async with asyncio.TaskGroup() as group:
@@ -294,6 +315,7 @@ class SimBus:
         try:
             yield
         finally:
+            stopped = True
             forget()
             self._inboxes.pop(inbox, None)
             stop()
@@ -342,14 +364,21 @@ class _Inbox(Generic[T]):
 
     def __init__(self) -> None:
         self._queue: asyncio.Queue[T | TensorbusError] = asyncio.Queue(maxsize=INBOX_ITEMS_MAX)
+        self._room = asyncio.Event()
 
-    async def put(self, item: T | TensorbusError) -> None:
-        await self._queue.put(item)
+    async def put(self, item: T | TensorbusError, *, wanted: Callable[[], bool]) -> None:
+        """Wait for room, and put it there if it is still wanted then."""
+        while self._queue.full() and wanted():
+            self._room.clear()
+            await self._room.wait()
+        if wanted():
+            self._queue.put_nowait(item)
 
     def clear(self) -> None:
         """Throw away what was not read."""
         while not self._queue.empty():
             self._queue.get_nowait()
+        self._room.set()
 
     def fail(self, error: TensorbusError) -> None:
         """Throw away what was not read, and end."""
@@ -361,6 +390,7 @@ class _Inbox(Generic[T]):
 
     async def __anext__(self) -> T:
         item = await self._queue.get()
+        self._room.set()
         if isinstance(item, TensorbusError):
             raise item
         return item

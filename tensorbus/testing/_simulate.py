@@ -301,6 +301,6 @@ def _abandon(task: SimTask[Any]) -> None:
     """A task that does not end on cancellation is closed by force."""
     task._log_destroy_pending = False  # type: ignore[attr-defined]  # noqa: SLF001  it is no news that it is pending
     coro = task.get_coro()
-    with suppress(RuntimeError, ValueError):
+    with suppress(RuntimeError, ValueError, BaseExceptionGroup):  # a group of tasks wraps what closes it
         if coro is not None:
             coro.close()

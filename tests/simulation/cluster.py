@@ -34,6 +34,7 @@ from tensorbus.workers._core import Core, Identity
 from tensorbus.workers._disk import DiskTier
 from tensorbus.workers._fetch import Fetches
 from tensorbus.workers._leases import Leases
+from tensorbus.workers._operations import Operations
 from tensorbus.workers._puts import Puts
 from tensorbus.workers._reclaim import Reclaim
 from tensorbus.workers._store import Held, Store
@@ -383,6 +384,7 @@ class SimMemory:
             fetches=self.fetches,
             leases=self.leases,
         )
+        self.operations = Operations(core, None)
         self.announcer = Announcer(core, self.store, self.leases)
         self.address = f"{core.me.worker}:1"
         bus.cluster.memories[bus.node.name] = self
