@@ -40,10 +40,13 @@ class Wire:
         sock: Owned by the wire.
         peer: Names the other side in errors.
         header_bytes_max: The largest message accepted.
+        waits_max: How often in a row a wait may run out with only a part of what was waited for, before the peer counts
+            as stalled: it must not keep a thread for ever by a byte now and then. ``None`` leaves it to a deadline.
     """
 
-    def __init__(self, sock: socket.socket, *, peer: str, header_bytes_max: int) -> None:
+    def __init__(self, sock: socket.socket, *, peer: str, header_bytes_max: int, waits_max: int | None = None) -> None:
         sock.settimeout(None)
+        self._waits_max = waits_max
         self._sock = sock
         self._parser = Parser(header_bytes_max=header_bytes_max)
         self.peer = peer
@@ -100,9 +103,10 @@ class Wire:
 
     def recv_into(self, views: Sequence[memoryview]) -> None:
         """Fill the views, none of them empty and no more than a block has, with the next bytes."""
-        todo = list(views)
+        todo, waits = list(views), 0
         while todo:
-            count = self._recv_some(todo)
+            self._patient(waits)
+            count, waits = self._recv_some(todo), waits + 1
             if count == 0:
                 raise LostError(f"{self.peer} closed the connection within a transfer", peer=self.peer)
             while todo and count >= len(todo[0]):
@@ -132,10 +136,18 @@ class Wire:
         self._sock.close()
 
     def _send(self, data: memoryview, *, more: bool = False) -> None:
-        try:
-            self._sock.sendall(data, socket.MSG_MORE if more else 0)
-        except OSError as exc:
-            raise self._translate(exc) from exc
+        waits = 0
+        while data:
+            self._patient(waits)
+            try:
+                count, waits = self._sock.send(data, socket.MSG_MORE if more else 0), waits + 1
+            except OSError as exc:
+                raise self._translate(exc) from exc
+            data = data[count:]
+
+    def _patient(self, waits: int) -> None:
+        if self._waits_max is not None and waits > self._waits_max:
+            raise StalledError(f"{self.peer} is too slow", peer=self.peer)
 
     def _recv_some(self, views: list[memoryview]) -> int:
         try:
@@ -165,7 +177,7 @@ def _pieces(views: Sequence[memoryview]) -> Iterator[list[memoryview]]:
 
 
 class TlsWire(Wire):
-    """The same over TLS, which knows neither many views at once nor the kernel's timeouts."""
+    """The same over TLS, which knows neither many views at once nor the kernel's timeouts; its peers are members."""
 
     def __init__(self, sock: ssl.SSLSocket, *, peer: str, header_bytes_max: int) -> None:
         super().__init__(sock, peer=peer, header_bytes_max=header_bytes_max)

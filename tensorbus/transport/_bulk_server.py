@@ -21,6 +21,7 @@ log = logging.getLogger("tensorbus.transport")
 _CLOCK = SystemClock()
 _TURN_AWAY_S: Final = 1.0
 _RETRY_S: Final = 0.05
+_WAITS_MAX: Final = 4
 
 
 class BulkServer:
@@ -144,10 +145,15 @@ class BulkServer:
         since_ns, _, served = min(idle)
         if _CLOCK.now_ns() - since_ns < self._spare_ns:
             return False
-        self._ending = [thread for thread in self._ending if thread.is_alive()]
-        self._ending.append(self._served.pop(served))
+        self._let_go(served)
         served.abort()
         return True
+
+    def _let_go(self, served: _Served) -> None:
+        """Its place is free; its thread is still to be waited for."""
+        thread = self._served.pop(served, None)
+        if thread is not None:
+            self._ending = [*(other for other in self._ending if other.is_alive()), thread]
 
     def _turn_away(self, sock: socket.socket, peer: str, error: TensorbusError) -> None:
         with contextlib.suppress(TensorbusError, OSError):
@@ -171,10 +177,10 @@ class BulkServer:
         finally:
             if served.talk is not None:
                 served.talk.release()
-            with self._lock:
-                self._served.pop(served, None)
             served.abort()
             served.sock.close()
+            with self._lock:
+                self._let_go(served)
 
     def _secured(self, served: _Served) -> Wire | None:
         """The connection as the cluster wants it; ``None`` if the peer does not speak it so."""
@@ -192,7 +198,7 @@ class BulkServer:
             self._turn_away(sock, peer, DeniedError(f"this side moves bytes {wanted}; see the setting data_tls_cert"))
             return None
         if self._tls is None:
-            return Wire(sock, peer=peer, header_bytes_max=HELLO_BYTES_MAX)
+            return Wire(sock, peer=peer, header_bytes_max=HELLO_BYTES_MAX, waits_max=_WAITS_MAX)
         with served.swapping:
             served.sock = secured = self._tls.wrap_socket(sock, server_side=True, do_handshake_on_connect=False)
         shake_hands(secured)
