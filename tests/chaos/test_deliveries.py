@@ -8,6 +8,7 @@ import pytest
 
 from tests.chaos.conftest import Field, bodies
 from tests.chaos.load import Load, in_step
+from tests.chaos.stores import BUSY, store_of, until_store, whole
 from tests.chaos.wire import Faults, Wire
 from tests.integration.workers.raw import Raw, until
 from tests.sizes import SIZES
@@ -20,14 +21,15 @@ def bad(connection_s: float) -> Faults:
 
 
 @pytest.mark.parametrize("seed", range(SIZES.wire_seeds))
-async def test_workers_on_bad_wires_lose_no_fact_and_take_none_twice(field: Field, seed: int) -> None:
+async def test_workers_and_stores_on_bad_wires_lose_no_fact_and_take_none_twice(field: Field, seed: int) -> None:
+    field.configure(**BUSY)
     async with AsyncExitStack() as stack:
         wires = [await stack.enter_async_context(Wire(field.url, seed=10 * seed + n)) for n in range(3)]
         good = field.worker("gateway", id="gate")
-        gate = await field.up("gateway", id="gate2", nats_url=wires[0].url)
+        store = await field.up("gateway,store", id="s1", nats_url=wires[0].url)
         workers = [await field.up(id=f"w{n}", host_id=f"h{n}", nats_url=wires[n].url) for n in (1, 2)]
-        raws = [await stack.enter_async_context(await Raw.unix(each.socket)) for each in (good, gate, *workers)]
-        load = Load(raws[2:])
+        raws = [await stack.enter_async_context(await Raw.unix(each.socket)) for each in (good, store, *workers)]
+        load = Load(raws[2:], kept=30)
         for wire in wires:
             wire.faults = bad(connection_s=3.0)
             wire.cut()
@@ -37,10 +39,14 @@ async def test_workers_on_bad_wires_lose_no_fact_and_take_none_twice(field: Fiel
         for wire in wires:
             wire.faults = Faults()
             wire.cut()
+        before = await store_of(raws[1])
+        await until_store(raws[1], "a purge", purged=max(before["purged"], 1), keeps_log=True)
         await in_step(raws)
         for raw in raws[2:]:
             await load.check(raw)
         assert await bodies(raws[0], "SessionEnded") == []
         hurt = sum((wire.counts for wire in wires), start=wires[0].counts.__class__())
         assert min(hurt[name] for name in ("drop", "repeat", "swap", "cut")) > 0, hurt
-        assert [(await raw.stats())["directory"]["rebuilds"] for raw in raws] == [0] * 4
+        await until_store(raws[1], "the rows", position=load.position)
+    store.kill9()
+    await whole(field, "s1", at_least=load.position)

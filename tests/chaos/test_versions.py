@@ -16,6 +16,7 @@ from tensorbus.events import STORE_ROLE, Aggregate, Event, FoldRaised, Headers, 
 from tensorbus.ids import Incarnation, SystemIds, WorkerId, new_event_id
 from tensorbus.lifecycle import FOLD_VERSION
 from tests.chaos.conftest import TTL_S, Field, bodies, eventually
+from tests.chaos.stores import BUSY, until_store
 from tests.integration.workers.actor import data_of
 from tests.integration.workers.raw import Raw
 from tests.sizes import SIZES
@@ -78,22 +79,27 @@ async def everything_is_refused(raw: Raw, artifact: str) -> None:
     await refuses(raw.call("destroy", artifact=artifact))
 
 
-async def test_a_fact_of_a_newer_program_makes_workers_readers(field: Field) -> None:
-    gate, worker = field.worker("gateway", id="gate"), field.worker(id="w1")
+async def test_a_fact_of_a_newer_program_makes_workers_and_stores_readers(field: Field) -> None:
+    field.configure(**BUSY)
+    store, worker = field.worker("gateway,store", id="s1"), field.worker(id="w1")
     dead = field.worker(id="w2", host_id="h2")
-    async with bus_of(field) as bus, await Raw.unix(gate.socket) as watching, await Raw.unix(worker.socket) as raw:
+    async with bus_of(field) as bus, await Raw.unix(store.socket) as watching, await Raw.unix(worker.socket) as raw:
         artifact = (await raw.put({"w": data_of("kept", 1000)}, key="kept"))["artifact"]["artifact"]
-        last = await newer_fact(bus)
+        for n in range(40):
+            await raw.call("bind", key=f"more/{n}", artifact=artifact)
+        await until_store(watching, "something to keep", keeps_log=True, archived=1)
+        await newer_fact(bus)
         for each in (watching, raw):
             await degraded(each)
+        last = await bus.last_seq(deadline=soon())  # what was on its way may have come after it
         await everything_is_refused(raw, artifact)
         assert (await raw.open((await raw.resolve("kept"))["artifact"])).bytes("w") == data_of("kept", 1000)
         dead.kill9()
         await asyncio.sleep(TTL_S * 1.5)
-        assert await raw.live_workers() == ["gate", "w1", "w2"], "who cannot read everything ends nobody"
-        assert not await facts_after(bus, last)
+        assert await raw.live_workers() == ["s1", "w1", "w2"], "who cannot read everything ends nobody"
+        assert await bus.last_seq(deadline=soon()) == last, "no fact, no snapshot, no role"
         assert worker.alive
-        assert gate.alive
+        assert store.alive
 
 
 async def test_who_starts_on_a_log_of_newer_facts_says_what_to_do_and_ends(field: Field) -> None:
