@@ -295,17 +295,10 @@ class KeptWorker(SimWorker):
             await role.projector.close()
 
 
-async def _at_once(work: Callable[..., T], /, *args: Any, **kwargs: Any) -> T:
-    """What the product does in a thread takes a turn here."""
-    await asyncio.sleep(0)
-    return work(*args, **kwargs)
-
-
 @contextmanager
 def kept_in_memory() -> Iterator[None]:
-    """Pretended memory, disks and threads as long as the context is open."""
+    """Pretended memory and disks as long as the context is open."""
     with ExitStack() as stack:
         stack.enter_context(parts.in_memory())
         stack.enter_context(patch.object(parts, "SimWorker", KeptWorker))
-        stack.enter_context(patch.object(asyncio, "to_thread", _at_once))
         yield
