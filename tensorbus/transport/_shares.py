@@ -156,7 +156,9 @@ class Shares:
             nbytes = sum(self._sizes[index] for run in path.runs for index in run)
             if path is idle or not nbytes:
                 continue
-            seconds = nbytes / self._rate_now(path, now_ns)
+            # What it needs at its own rate, and has been silent for: a busy machine is no slow path.
+            silence_s = (now_ns - path.since_ns) / NS_PER_S
+            seconds = silence_s + (nbytes / path.rate if path.rate else 0.0)
             if seconds > PATIENCE_S + HOLDS_UP * nbytes / idle.rate and (slowest is None or seconds > slowest[0]):
                 slowest = (seconds, path)
         if slowest is None:
@@ -168,20 +170,13 @@ class Shares:
         """Blocks that have not come."""
         return (index for index, done in enumerate(self._done) if not done)
 
-    def _rate_now(self, path: Path, now_ns: int) -> float:
-        """The measured rate, or what the silence since the last block allows at best."""
-        silence_s = max(now_ns - path.since_ns, 1) / NS_PER_S
-        first = next((run[0] for run in path.runs if run), None)
-        at_best = self._sizes[first] / silence_s if first is not None else path.rate
-        return min(path.rate, at_best) if path.rate else at_best
-
     def _measure(self, path: Path, nbytes: int, now_ns: int) -> None:
         rate = nbytes * NS_PER_S / max(now_ns - path.since_ns, 1)
         path.rate = rate if not path.rate else 0.7 * path.rate + 0.3 * rate
         path.since_ns = now_ns
 
     def _depth(self, path: Path) -> int:
-        return DEPTH if path.rate * AHEAD_S > max(self._sizes) else 1
+        return 1 if 0 < path.rate * AHEAD_S < max(self._sizes) else DEPTH
 
     def _run_blocks(self, path: Path) -> int:
         of_rate = int(path.rate * RUN_S) // max(self._sizes)

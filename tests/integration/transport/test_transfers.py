@@ -210,7 +210,12 @@ def test_a_corrupt_source_is_an_error_and_another_heals_it() -> None:
 
 def test_a_source_whose_bytes_ended_is_fenced_and_another_goes_on() -> None:
     first, second = Lender(bytearray(DATA)), Lender(bytearray(DATA))
-    with lending(first) as one, lending(second) as two, proxies(one, 30 * MBPS) as (slow,):
+    with (
+        lending(first) as one,
+        lending(second) as two,
+        proxies(one, 30 * MBPS) as (slow,),
+        proxies(two, 30 * MBPS) as (other,),
+    ):
         room = bytearray(len(DATA))
         transfer = transfer_of(first, room)
 
@@ -220,7 +225,7 @@ def test_a_source_whose_bytes_ended_is_fenced_and_another_goes_on() -> None:
 
         ending = threading.Thread(target=end)
         ending.start()
-        report = transfer.run([origin("w1", slow.address), origin("w2", (two.host, two.port))], deadline=soon())
+        report = transfer.run([origin("w1", slow.address), origin("w2", other.address)], deadline=soon())
         ending.join()
         assert room == DATA
         with pytest.raises(FencedError):

@@ -89,11 +89,13 @@ def test_runs_are_short_at_first_and_at_the_end() -> None:
     shares, path = Shares([BLOCK_BYTES] * 100), Path("a")
     shares.join(path)
     assert shares.take(path, 0) == Run(0, 1)
-    assert shares.take(path, 0) is None  # nothing more before its rate is known
-    shares.came(path, 0, 1_000_000)
-    shares.ended(path)
+    assert shares.take(path, 0) == Run(1, 1)
+    assert shares.take(path, 0) is None  # no more before its rate is known
+    for index in range(2):
+        shares.came(path, index, 1_000_000 * (index + 1))
+        shares.ended(path)
     longest = 0
-    while (run := shares.take(path, 1_000_000)) is not None:
+    while (run := shares.take(path, 2_000_000)) is not None:
         longest = max(longest, run.count)
         for index in range(run.first, run.first + run.count):
             shares.came(path, index, path.since_ns + 1_000_000)
