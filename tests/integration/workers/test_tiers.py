@@ -303,3 +303,23 @@ def test_by_sdk_and_command_line(start_worker: Start, home: Path, capsys: pytest
     start_worker(id="w1", **SMALL)
     with tb.connect(home=home) as bus:
         assert np.array_equal(bus.artifact("must").tensor("w", framework="numpy"), data)
+
+
+async def test_a_worker_that_is_killed_while_it_spills_leaves_whole_files(start_worker: Start, home: Path) -> None:
+    kept: dict[str, int] = {}
+    for round_ in range(3):
+        worker = start_worker(id="w1", **SMALL)
+        async with await Raw.unix(worker.socket) as raw:
+            puts = [asyncio.create_task(put(raw, 10 * round_ + n, disk="must")) for n in range(4)]
+            while sum(task.done() for task in puts) <= round_:
+                await asyncio.sleep(0.001)
+            worker.kill9()
+            done = await asyncio.gather(*puts, return_exceptions=True)
+        kept |= {one: 10 * round_ + n for n, one in enumerate(done) if isinstance(one, str)}
+    worker = start_worker(id="w1", **SMALL)
+    async with await Raw.unix(worker.socket) as raw:
+        assert len(kept) >= 6
+        for artifact, n in kept.items():
+            assert (await raw.open(artifact)).bytes("w") == noise(n, 4 * MIB)
+        assert not list((home / "disk").rglob("*.tmp"))
+        assert not (home / "disk" / "w1" / "corrupt").exists()
