@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tensorbus.testing._processes import Processes, WorkerProgram
-from tests.servers import Choice, Server, delete_streams, serving
+from tests.servers import Choice, Server, delete_all_streams, serving
 
 
 @dataclass(frozen=True)
@@ -32,9 +32,10 @@ def nats_server(pytestconfig: pytest.Config) -> Iterator[Server]:
 def nats(nats_server: Server) -> Iterator[Nats]:
     """The session's server and a subject prefix that only this test uses. Its streams, for each of which the server
     sets memory aside, go at the end."""
-    prefix = nats_server.prefix()
-    yield Nats(nats_server.url, prefix)
-    asyncio.run(delete_streams(nats_server.url, prefix))
+    # Also those of earlier tests: a heartbeat that was on its way when a test ended may have made one of them anew.
+    asyncio.run(delete_all_streams(nats_server.url, nats_server.run))
+    yield Nats(nats_server.url, nats_server.prefix())
+    asyncio.run(delete_all_streams(nats_server.url, nats_server.run))
 
 
 @pytest.fixture
