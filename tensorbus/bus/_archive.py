@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import re
 import zlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise, starmap
 from typing import TYPE_CHECKING, Any, Final
@@ -133,15 +133,25 @@ class Archive:
         self._files.write(name, _cut(body))
         return ArchiveFile(file=name, first=first, last=last, count=len(messages), digest=digest, nbytes=len(body))
 
-    def files(self) -> list[ArchiveFile]:
+    def files(self, *, passed_over: Callable[[str], None] | None = None) -> list[ArchiveFile]:
         """The files in the folder that follow each other, for when no log tells which count.
 
         A store that lost its lease may have left a file that overlaps others: those are chosen that reach furthest.
 
+        Args:
+            passed_over: Is told of each file that is not what its name says and that the others make up for.
+
         Raises:
-            CorruptError: If one is not what its name says.
+            CorruptError: If one is not what its name says, and the others do not have all of its range.
         """
-        return _chain([self._described(f"{self._stream}/{name}") for name in self._names(_FACTS)])
+        sound, unsound = self._listed()
+        chain = _chain(sound)
+        for name, error in unsound:
+            if not _covers(chain, *_range(name)):
+                raise error
+            if passed_over is not None:
+                passed_over(str(error))
+        return chain
 
     def read(self, files: Sequence[ArchiveFile], *, after: int = 0, upto: int | None = None) -> Iterator[list[Message]]:
         """The facts of files that follow each other, in batches; a file's digest is checked before anything comes out.
@@ -168,9 +178,15 @@ class Archive:
         """
         report = ArchiveReport()
         if files is None:
-            listed = self._listed(report)
-            files = _chain(listed)
-            report.extra = [file.file for file in listed if file not in files]
+            sound, unsound = self._listed()
+            files = _chain(sound)
+            report.extra = [file.file for file in sound if file not in files]
+            for name, error in unsound:
+                if _covers(files, *_range(name)):
+                    report.extra.append(name)
+                else:
+                    report.files += 1
+                    report.problems.append(str(error))
         else:
             named = {file.file for file in files}
             there = (f"{self._stream}/{name}" for name in self._names(_FACTS))
@@ -185,16 +201,15 @@ class Archive:
                 report.problems.append(str(error))
         return report
 
-    def _listed(self, report: ArchiveReport) -> list[ArchiveFile]:
-        """The files in the folder; one that is not what its name says goes to the report."""
-        listed = []
+    def _listed(self) -> tuple[list[ArchiveFile], list[tuple[str, TensorbusError]]]:
+        """The files in the folder, and those that are not what their names say, each with why."""
+        sound, unsound = list[ArchiveFile](), list[tuple[str, TensorbusError]]()
         for name in self._names(_FACTS):
             try:
-                listed.append(self._described(f"{self._stream}/{name}"))
+                sound.append(self._described(f"{self._stream}/{name}"))
             except TensorbusError as error:
-                report.files += 1
-                report.problems.append(str(error))
-        return listed
+                unsound.append((f"{self._stream}/{name}", error))
+        return sound, unsound
 
     def _messages(self, file: ArchiveFile) -> Iterator[list[Message]]:
         body = self._body(file)
@@ -299,6 +314,20 @@ def _chain(files: Sequence[ArchiveFile]) -> list[ArchiveFile]:
         if at not in reach:
             at = min((first for first in reach if first > at), default=0)
     return chosen
+
+
+def _range(name: str) -> tuple[int, int]:
+    said = _FACTS.fullmatch(name.rpartition("/")[2])
+    assert said is not None, "only names of files with facts are listed"
+    return int(said[1]), int(said[2])
+
+
+def _covers(files: Sequence[ArchiveFile], first: int, last: int) -> bool:
+    """Whether files in order have every sequence of a range."""
+    for file in files:
+        if file.first <= first <= file.last:
+            first = file.last + 1
+    return first > last
 
 
 def _packed(pieces: Iterable[bytes]) -> Iterator[bytes]:

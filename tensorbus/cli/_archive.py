@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator, Sequence
 from itertools import islice
 from pathlib import Path
@@ -14,11 +15,11 @@ from tensorbus.cli._options import CLIENT, GivenPath, json_option, takes_setting
 from tensorbus.cli._output import emit_json, facts, size
 from tensorbus.cli._progress import Progress
 from tensorbus.config import Resolved, Settings
-from tensorbus.errors import ConflictError, CorruptError, NotFoundError, UnavailableError
+from tensorbus.errors import ConflictError, CorruptError, NotFoundError, TensorbusError, UnavailableError
 from tensorbus.events import AnyRecorded, Archived, Subjects
 
 if TYPE_CHECKING:
-    from tensorbus.bus import Archive, ArchiveFile
+    from tensorbus.bus import Archive, ArchiveFile, StoredSnapshot
     from tensorbus.projections import GlobalStore
     from tensorbus.sdk import AsyncBus
 
@@ -45,25 +46,51 @@ def archive() -> None:
 def verify(resolved: Resolved, *, where: str | None, alone: bool, as_json: bool) -> None:
     """Read every file of the archive, compare it with its digest, and see that the files follow each other.
 
+    Snapshots are read to their end and compared with what they say of themselves.
+
     Which files there must be says the log, by way of a store. Something wrong is exit code 9.
     """
     found = _archive(resolved.settings, where)
     records = None if alone else _records(resolved)
     report = found.verify(records)
+    snapshots = found.list_snapshots()
+    report.problems += _wrong_snapshots(found, snapshots, resolved.settings.subject_prefix)
     told = {
         "url": found.url,
         "files": report.files,
         "facts": report.facts,
         "problems": report.problems,
         "extra": report.extra,
-        "snapshots": len(found.list_snapshots()),
+        "snapshots": len(snapshots),
     }
     if as_json:
         emit_json(told)
     else:
         _print_report(told, extra=report.extra, problems=report.problems)
     if report.problems:
-        raise CorruptError(f"{len(report.problems)} problems in the archive {found.url}", problems=report.problems)
+        count = "1 problem" if len(report.problems) == 1 else f"{len(report.problems)} problems"
+        raise CorruptError(f"{count} in the archive {found.url}", problems=report.problems)
+
+
+def _wrong_snapshots(found: Archive, snapshots: Sequence[StoredSnapshot], prefix: str) -> list[str]:
+    """What is wrong with the snapshots, each of which is read to its end."""
+    from tensorbus.lifecycle import Loader
+
+    problems = []
+    for one in snapshots:
+        loader = Loader(Subjects(prefix))
+        try:
+            for piece in found.read_snapshot(one):
+                loader.feed(piece)
+            loader.finish()
+        except TensorbusError as error:
+            problems.append(str(error) if one.file in str(error) else f"{one.file}: {error}")
+            continue
+        if loader.seq != one.seq or not loader.hash.startswith(one.hash):
+            problems.append(
+                f"{one.file} is not what its name says: it is the state at {loader.seq}, {loader.hash[:16]}"
+            )
+    return problems
 
 
 def _print_report(told: dict[str, object], *, extra: Sequence[str], problems: Sequence[str]) -> None:
@@ -104,12 +131,12 @@ def restore(resolved: Resolved, *, path: Path, where: str | None, as_json: bool)
     """Make a store's file from the archive alone, each file of which is verified first.
 
     `tensorbus query --db FILE SQL` asks it. Neither a bus nor a worker is needed. Facts that were not archived yet are
-    not in it.
+    not in it, and whether more were archived than are there, only a log or its store can tell.
     """
     if path.exists():
         raise ConflictError(f"{path} is there already; name another, or remove it", path=str(path))
     found = _archive(resolved.settings, where)
-    files = found.files()
+    files = found.files(passed_over=lambda text: print(f"tensorbus: passed over: {text}", file=sys.stderr))
     if not files:
         raise NotFoundError(f"there is no archive of the log {resolved.settings.subject_prefix!r} in {found.url}")
     count, position = _restore(found, files, path, prefix=resolved.settings.subject_prefix)
@@ -118,6 +145,7 @@ def restore(resolved: Resolved, *, path: Path, where: str | None, as_json: bool)
         emit_json({"file": str(path), "facts": count, "first": files[0].first, "position": position, "nbytes": nbytes})
     else:
         print(f"{path} holds {count} facts up to {position}, {size(nbytes)}; ask it with `tensorbus query --db`")
+        print(f"whether facts after {position} were archived, the archive alone cannot tell")
 
 
 def _restore(found: Archive, files: Sequence[ArchiveFile], path: Path, *, prefix: str) -> tuple[int, int]:

@@ -280,6 +280,29 @@ def test_without_a_log_the_files_that_reach_furthest_count(archive: Archive) -> 
     assert sorted(report.extra) == sorted(file.file for file in stray)
 
 
+@pytest.mark.parametrize("stray", [(10, 14), (5, 25)])
+def test_a_damaged_file_is_passed_over_where_others_have_its_range(
+    local: Archive, tmp_path: Path, stray: tuple[int, int]
+) -> None:
+    files = written(local, (1, 9), (10, 19), (20, 29))
+    left = written(local, stray)[0]
+    damage(tmp_path / "archive" / left.file, "a byte")
+    told = list[str]()
+    assert local.files(passed_over=told.append) == files
+    assert [left.file in text for text in told] == [True]
+    report = local.verify()
+    assert (report.problems, report.extra) == ([], [left.file])
+
+
+@pytest.mark.parametrize("at", [0, 1, 2])
+def test_a_damaged_file_that_is_needed_is_an_error(local: Archive, tmp_path: Path, at: int) -> None:
+    files = written(local, (1, 9), (10, 19), (20, 29))
+    damage(tmp_path / "archive" / files[at].file, "a byte")
+    with pytest.raises(CorruptError, match=files[at].file):
+        local.files(passed_over=lambda _text: None)
+    assert any(files[at].file in problem for problem in local.verify().problems)
+
+
 def test_without_a_log_a_hole_is_still_one(archive: Archive) -> None:
     files = written(archive, (1, 9), (20, 29))
     assert archive.files() == files
