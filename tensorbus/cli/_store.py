@@ -106,7 +106,7 @@ def _print(stores: list[StoreStatus], log: dict[str, Any] | None) -> None:
     rows = [
         (
             one.worker,
-            one.kind or "answers",
+            one.kind or ("answers" if one.error is None else "silent"),
             "yes" if one.worker == holder else "-",
             _number(one.position),
             _number(one.lag),

@@ -94,7 +94,8 @@ def test_the_stores_as_people_see_them(capsys: pytest.CaptureFixture[str]) -> No
     _print(stores, log)
     text = capsys.readouterr().out
     assert "s1     answers  yes              99    1  the log's" in text
-    assert "s2     gone" in text
+    assert "s2     silent" in text
+    assert "s2: gone" in text
     assert ("archived", "1 to 90 in 2 files, 2.0 KiB") in _log_facts(log)
     assert ("purged", "up to 40, announced up to 80") in _log_facts(log)
     empty = dict.fromkeys(log) | {"truncations": 0}
