@@ -121,12 +121,19 @@ class TimeTravel:
         also those of the artifact it names, then whatever these name as their cause, and what shares a trace with them.
 
         Raises:
-            NotFoundError: If there is no such thing now.
+            NotFoundError: If there is no such thing now; if there was, the details say ``since`` which sequence not.
         """
         _about(kind)
         reasons: dict[int, str] = {}
         with self._store.reading() as cursor:
-            _of_present(cursor, reasons, kind, tenant, name)
+            try:
+                _of_present(cursor, reasons, kind, tenant, name)
+            except NotFoundError as exc:
+                since = _gone_since(cursor, kind, tenant, name)
+                if since is None:
+                    raise
+                what = f"there is no {kind} {name!r} since {since}; its `history` has the facts about it"
+                raise NotFoundError(what, name=name, kind=kind, since=since) from exc
             _of_causes(cursor, reasons)
             _of_traces(cursor, reasons)
             found = _facts(cursor, "list_contains($seqs, seq)", {"seqs": list(reasons)})
@@ -200,6 +207,19 @@ def _of_present(cursor: duckdb.DuckDBPyConnection, reasons: dict[int, str], kind
             _of_about(cursor, reasons, kind, tenant, name, since=_number(session["opened"]))
     if not reasons:
         raise NotFoundError(f"no fact is about the {kind} {name!r}", name=name, kind=kind)
+
+
+def _gone_since(cursor: duckdb.DuckDBPyConnection, kind: Kind, tenant: str, name: str) -> int | None:
+    """When that went which has no row now: the end of its last row, else the last fact about it."""
+    if kind == "series":
+        return None  # never forgotten
+    table, column = {"artifact": ("artifacts", "artifact"), "key": ("keys", "key"), "worker": ("sessions", "worker")}[
+        kind
+    ]
+    which = f'"{column}" = $name' + ("" if kind == "worker" else " AND tenant = $tenant")
+    params = _named(kind, tenant, name)
+    ended = _numbers(cursor, f"SELECT max(valid_to) FROM {table}_history WHERE {which}", params)
+    return next(iter(ended or _numbers(cursor, f"SELECT max(seq) FROM facts WHERE {_about(kind)}", params)), None)
 
 
 def _of_artifact(cursor: duckdb.DuckDBPyConnection, reasons: dict[int, str], tenant: str, name: str) -> None:

@@ -203,15 +203,19 @@ class AsyncQueries:
         if limit is not None and (type(limit) is not int or limit < 1):
             raise InvalidArgumentError(f"limit is a whole number from 1 on, not {limit!r:.80}")
         args = {"name": name, "limit": limit, "at_least": at_least_seq(at_least)}
+        gone: NotFoundError | None = None
         for one in kinds:
             try:
                 found = await ask(self._core, what, {**args, "kind": one}, deadline=deadline, timeout=timeout)
-            except NotFoundError:
+            except NotFoundError as exc:
+                gone = gone or (exc if "since" in exc.details else None)
                 continue
             async with found:
                 facts = [fact_of(row) for row in await found.dicts()]
             if facts:
                 return facts
+        if gone is not None:
+            raise gone
         raise NotFoundError(f"no fact is about {_either(kinds)} {name!r:.120}", name=name, kinds=list(kinds))
 
 

@@ -159,6 +159,22 @@ def test_nothing_by_that_name_is_an_error(past: TimeTravel) -> None:
             ask("table", h.T, "x")  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize(("kind", "name"), [("artifact", "y"), ("key", "gone"), ("worker", "w2")])
+def test_why_of_what_was_forgotten_says_since_when(store: GlobalStore, kind: Any, name: str) -> None:
+    log = small_log()
+    upto = log.state.seq
+    log.append(h.RoleGranted(role="store"))
+    log.append(h.purge(upto, upto))
+    log.append(h.purged(upto, upto))
+    past = TimeTravel(fill(store, log))
+    with pytest.raises(NotFoundError, match=f"since {log.state.seq}; its `history`") as caught:
+        past.why(kind, h.T, name)
+    assert caught.value.details["since"] == log.state.seq
+    assert past.history(kind, h.T, name)
+    with pytest.raises(NotFoundError, match="nobody"):
+        past.why(kind, h.T, "nobody")
+
+
 def test_why_a_key_is_what_it_is(past: TimeTravel) -> None:
     reasons = {row["type"]: row["reason"] for row in past.why("key", h.T, "k")}
     assert reasons == {

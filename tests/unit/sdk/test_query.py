@@ -224,6 +224,19 @@ async def test_history_finds_what_the_name_means(home: Path) -> None:
                 await bus.history(**bad)  # type: ignore[arg-type]  # that is the test
 
 
+async def test_why_of_what_is_gone_says_since_when(home: Path) -> None:
+    async with asking(home) as (bus, _fake, store):
+
+        def gone(asked: dict[str, Any]) -> pa.Table:
+            if asked["kind"] == "key":
+                raise NotFoundError("there is no key 'k' since 7; its `history` has the facts about it", since=7)
+            raise NotFoundError("no fact is about it")
+
+        store.tables["why"] = gone
+        with pytest.raises(NotFoundError, match="since 7; its `history`"):
+            await bus.why("k")
+
+
 async def test_the_blocking_mirror(home: Path) -> None:
     async with asking(home) as (_bus, _fake, store):
         store.tables["state"] = rows(kind=["key"], row=['{"key": "k"}'])
