@@ -256,4 +256,3 @@ async def test_the_blocking_mirror(home: Path) -> None:
                 assert bus.store_tables()[0]["table"] == "facts"
 
         await asyncio.to_thread(work)
-        await until(lambda: not store.cursors)
