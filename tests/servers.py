@@ -10,7 +10,7 @@ import os
 import shutil
 import tempfile
 import warnings
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -24,6 +24,7 @@ from nats import connect
 from tensorbus.bus import EmbeddedServer
 from tensorbus.events import Subjects
 from tensorbus.ids import SystemIds
+from tensorbus.testing._processes import Processes
 
 IMAGE = "nats:2.15-alpine"
 PORT = 4222
@@ -70,10 +71,29 @@ class Server:
     url: str
     run: str
     _numbers: Iterator[int] = field(default_factory=lambda: count(1), repr=False)
+    _used: set[str] = field(default_factory=set, repr=False)
 
-    def prefix(self) -> str:
-        """A subject prefix that nobody had before."""
-        return f"{self.run}x{next(self._numbers)}"
+    @contextlib.contextmanager
+    def prefix(self) -> Iterator[str]:
+        """A subject prefix that nobody had before. Its streams, for each of which the server sets memory aside, go at
+        the end, and so do those that a late heartbeat made anew under a prefix that was given back before."""
+        prefix = f"{self.run}x{next(self._numbers)}"
+        self._used.add(prefix)
+        try:
+            yield prefix
+        finally:
+            self._used.remove(prefix)
+            asyncio.run(delete_all_streams(self.url, self.run, keep=self._used))
+
+    @contextlib.contextmanager
+    def processes(self, logs: Path) -> Iterator[Processes]:
+        """Starts programs under a prefix of their own; all are killed at the end, and their logs shown."""
+        with self.prefix() as prefix:
+            owner = Processes(logs, nats_url=self.url, prefix=prefix)
+            try:
+                yield owner
+            finally:
+                owner.close()
 
 
 @contextlib.contextmanager
@@ -153,17 +173,10 @@ def _new_container() -> Any:
     return container.with_env("NATS_CONFIG", CONFIG).with_exposed_ports(PORT).with_command([command]).waiting_for(ready)
 
 
-async def delete_streams(url: str, prefix: str) -> None:
-    """Remove the streams of a subject prefix, as far as they are there."""
-    client = await connect(url)
-    for stream in Subjects(prefix).streams:
-        await client.request(f"$JS.API.STREAM.DELETE.{stream}", b"", timeout=API_S)
-    await client.close()
-
-
-async def delete_all_streams(url: str, run: str) -> None:
-    """Remove the streams of every prefix of a run."""
+async def delete_all_streams(url: str, run: str, *, keep: Collection[str] = ()) -> None:
+    """Remove the streams of every prefix of a run but those to ``keep``."""
     begin = tuple(Subjects(f"{run}x").streams)
+    kept = {stream for prefix in keep for stream in Subjects(prefix).streams}
     client = await connect(url)
     names: list[str] = []
     while True:
@@ -175,6 +188,6 @@ async def delete_all_streams(url: str, run: str) -> None:
         if not found.get("streams") or len(names) >= found["total"]:
             break
     for name in names:
-        if name.startswith(begin):
+        if name.startswith(begin) and name not in kept:
             await client.request(f"$JS.API.STREAM.DELETE.{name}", b"", timeout=API_S)
     await client.close()

@@ -153,7 +153,7 @@ class Processes:
     def __init__(self, logs: Path, *, nats_url: str | None, prefix: str = "tb") -> None:
         self._logs = logs
         self._nats_url = nats_url
-        self._prefix = prefix
+        self.prefix = prefix
         self._programs: list[Program] = []
 
     def run(self, command: Sequence[str], *, name: str = "program", env: Mapping[str, str] | None = None) -> Program:
@@ -188,7 +188,7 @@ class Processes:
             "home": home,
             "host_id": host_id,
             "nats_url": self._nats_url,
-            "subject_prefix": self._prefix if self._nats_url else None,
+            "subject_prefix": self.prefix if self._nats_url else None,
             "session_ttl_s": SESSION_TTL_S,
             "pool_bytes": "64MiB",
             **settings,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tensorbus.testing._processes import Processes, WorkerProgram
-from tests.servers import Choice, Server, delete_all_streams, serving
+from tests.servers import Choice, Server, serving
 
 
 @dataclass(frozen=True)
@@ -30,12 +29,9 @@ def nats_server(pytestconfig: pytest.Config) -> Iterator[Server]:
 
 @pytest.fixture
 def nats(nats_server: Server) -> Iterator[Nats]:
-    """The session's server and a subject prefix that only this test uses. Its streams, for each of which the server
-    sets memory aside, go at the end."""
-    # Also those of earlier tests: a heartbeat that was on its way when a test ended may have made one of them anew.
-    asyncio.run(delete_all_streams(nats_server.url, nats_server.run))
-    yield Nats(nats_server.url, nats_server.prefix())
-    asyncio.run(delete_all_streams(nats_server.url, nats_server.run))
+    """The session's server and a subject prefix that only this test uses."""
+    with nats_server.prefix() as prefix:
+        yield Nats(nats_server.url, prefix)
 
 
 @pytest.fixture

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
@@ -31,22 +31,37 @@ def test_a_url_belongs_to_one_choice_only(given: dict[str, str]) -> None:
         Choice.of(options(**given))
 
 
-def test_no_two_runs_or_tests_share_a_prefix() -> None:
-    one, other = Server("nats://x:1", "ta"), Server("nats://x:1", "tab")
-    prefixes = [server.prefix() for server in (one, one, other)]
-    assert prefixes == ["tax1", "tax2", "tabx1"]
+@pytest.fixture
+def deleted(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str, set[str]]]:
+    """What was asked to be deleted: server, run and the prefixes to keep."""
+    asked: list[tuple[str, str, set[str]]] = []
 
-
-def test_a_running_server_is_used_as_it_is_and_left_clean(monkeypatch: pytest.MonkeyPatch) -> None:
-    left: list[tuple[str, str]] = []
-
-    async def delete_all(url: str, run: str) -> None:
-        left.append((url, run))
+    async def delete_all(url: str, run: str, *, keep: Collection[str] = ()) -> None:
+        asked.append((url, run, set(keep)))
 
     monkeypatch.setattr(servers, "delete_all_streams", delete_all)
+    return asked
+
+
+def test_no_two_runs_or_tests_share_a_prefix(deleted: list[tuple[str, str, set[str]]]) -> None:
+    one, other = Server("nats://x:1", "ta"), Server("nats://x:1", "tab")
+    with one.prefix() as first, one.prefix() as second, other.prefix() as third:
+        assert (first, second, third) == ("tax1", "tax2", "tabx1")
+
+
+def test_the_end_of_a_test_spares_the_streams_of_a_module(deleted: list[tuple[str, str, set[str]]]) -> None:
+    server = Server("nats://x:1", "ta")
+    with server.prefix() as module:
+        with server.prefix():
+            pass
+        assert deleted == [(server.url, server.run, {module})]
+    assert deleted[1:] == [(server.url, server.run, set())]
+
+
+def test_a_running_server_is_used_as_it_is_and_left_clean(deleted: list[tuple[str, str, set[str]]]) -> None:
     with pytest.raises(KeyError), serving(Choice(Kind.URL, "nats://x:1")) as server:
         raise KeyError
-    assert left == [(server.url, server.run)] == [("nats://x:1", server.run)]
+    assert deleted == [("nats://x:1", server.run, set())]
 
 
 class Engine:

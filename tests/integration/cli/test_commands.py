@@ -20,7 +20,7 @@ import pytest
 from tensorbus.cli._app import run
 from tensorbus.model import TensorSpec
 from tensorbus.sdk import save_safetensors
-from tensorbus.testing._processes import Processes, WorkerProgram
+from tensorbus.testing._processes import WorkerProgram
 from tests.servers import Server
 
 pytestmark = pytest.mark.integration
@@ -61,14 +61,12 @@ Tb = Callable[..., Ran]
 @pytest.fixture(scope="module")
 def place(nats_server: Server) -> Iterator[Place]:
     home = Path(tempfile.mkdtemp(prefix="tb-"))
-    prefix = nats_server.prefix()
-    owner = Processes(home / "test-logs", nats_url=nats_server.url, prefix=prefix)
-    worker = owner.worker("basic,gateway", home=home, id="w1")
     weights = np.arange(1 << 16, dtype=np.uint16)
     spec = [TensorSpec("w", "bf16", (256, 256)), TensorSpec("new\nline", "f32", ())]
     file = save_safetensors(home / "in.safetensors", [(spec[0], weights), (spec[1], np.float32(1.5).tobytes())])
-    yield Place(home, worker, file, prefix)
-    owner.close()
+    with nats_server.processes(home / "test-logs") as owner:
+        worker = owner.worker("basic,gateway", home=home, id="w1")
+        yield Place(home, worker, file, owner.prefix)
     shutil.rmtree(home, ignore_errors=True)
 
 

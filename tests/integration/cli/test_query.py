@@ -17,7 +17,7 @@ import pytest
 
 import tensorbus as tb
 from tensorbus.cli._app import run
-from tensorbus.testing._processes import Processes, WorkerProgram, wait_until
+from tensorbus.testing._processes import WorkerProgram, wait_until
 from tensorbus.transport import living_workers
 from tests.servers import Server
 
@@ -51,15 +51,11 @@ Tb = Callable[..., Ran]
 @pytest.fixture(scope="module")
 def place(nats_server: Server) -> Iterator[Place]:
     home = Path(tempfile.mkdtemp(prefix="tb-"))
-    prefix = nats_server.prefix()
-    owner = Processes(home / "test-logs", nats_url=nats_server.url, prefix=prefix)
-    try:
+    with nats_server.processes(home / "test-logs") as owner:
         basic = owner.worker("basic", home=home, id="w1")
         store = owner.worker("gateway,store", home=home, id="s1", archive_s=0.2)
-        yield Place(home, basic, store, prefix)
-    finally:
-        owner.close()
-        shutil.rmtree(home, ignore_errors=True)
+        yield Place(home, basic, store, owner.prefix)
+    shutil.rmtree(home, ignore_errors=True)
 
 
 @pytest.fixture

@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 
 import tensorbus as tb
-from tensorbus.testing._processes import Processes
 from tests.servers import Server
 
 HOST = "host-a"
@@ -22,14 +21,11 @@ _tenants = count(1)
 def place(nats_server: Server) -> Iterator[Path]:
     """The home of a worker ``w1`` on host ``host-a`` and of a gateway ``g1``."""
     home = Path(tempfile.mkdtemp(prefix="tb-"))
-    owner = Processes(home / "test-logs", nats_url=nats_server.url, prefix=nats_server.prefix())
-    try:
+    with nats_server.processes(home / "test-logs") as owner:
         owner.worker("basic", id="w1", host_id=HOST, home=home)
         owner.worker("gateway", id="g1", host_id=HOST, home=home)
         yield home
-    finally:
-        owner.close()
-        shutil.rmtree(home, ignore_errors=True)
+    shutil.rmtree(home, ignore_errors=True)
 
 
 @pytest.fixture

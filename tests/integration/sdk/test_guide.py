@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from tensorbus.testing._processes import Processes
 from tests.integration.sdk.conftest import HOST
 from tests.servers import Server
 
@@ -20,13 +19,10 @@ GUIDE = Path(__file__).parents[3] / "docs" / "sdk.md"
 @pytest.fixture
 def place(nats_server: Server, home: Path) -> Iterator[Path]:
     """What `tensorbus up` starts: a worker, and a gateway that is the store as well."""
-    owner = Processes(home / "test-logs", nats_url=nats_server.url, prefix=nats_server.prefix())
-    try:
+    with nats_server.processes(home / "test-logs") as owner:
         owner.worker("basic", id="w1", host_id=HOST, home=home)
         owner.worker("gateway,store", id="g1", host_id=HOST, home=home)
         yield home
-    finally:
-        owner.close()
 
 
 def test_every_example_of_the_guide(

@@ -11,7 +11,6 @@ import torch
 
 import tensorbus as tb
 from tensorbus.model import DTYPES
-from tensorbus.testing._processes import Processes
 from tests.integration.sdk.conftest import HOST
 from tests.servers import Server
 
@@ -186,8 +185,7 @@ def test_a_tensor_of_more_than_4_gib(nats_server: Server, home: Path) -> None:
     places = [0, 1, (2 << 30) - 1, 2 << 30, (4 << 30) - 1, 4 << 30, nbytes - 1]
     big = torch.zeros(nbytes, dtype=torch.uint8)
     big[places] = torch.arange(1, len(places) + 1, dtype=torch.uint8)
-    owner = Processes(home / "logs", nats_url=nats_server.url, prefix=nats_server.prefix())
-    try:
+    with nats_server.processes(home / "logs") as owner:
         for number in (1, 2):
             owner.worker("basic", id=f"w{number}", host_id=f"{HOST}{number}", home=home, pool_bytes="5GiB")
         with tb.connect(home=home, host_id=f"{HOST}1", timeout=300) as bus:
@@ -199,5 +197,3 @@ def test_a_tensor_of_more_than_4_gib(nats_server: Server, home: Path) -> None:
                 assert came["big"][places].tolist() == big[places].tolist()
                 assert came["small"].item() == 7
                 assert {replica.worker for replica in came.replicas()} == {"w1", "w2"}
-    finally:
-        owner.close()

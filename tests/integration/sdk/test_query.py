@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 
 import tensorbus as tb
-from tensorbus.testing._processes import Processes
 from tests.integration.sdk.conftest import HOST
 from tests.servers import Server
 
@@ -26,15 +25,12 @@ BYTES = np.arange(8, dtype=np.uint8)
 def place(nats_server: Server) -> Iterator[Path]:
     """A home with a worker ``w1``, a gateway ``g1`` and a store ``s1``; a worker of each kind in its own process."""
     home = Path(tempfile.mkdtemp(prefix="tb-"))
-    owner = Processes(home / "test-logs", nats_url=nats_server.url, prefix=nats_server.prefix())
-    try:
+    with nats_server.processes(home / "test-logs") as owner:
         owner.worker("basic", id="w1", host_id=HOST, home=home)
         owner.worker("gateway", id="g1", host_id=HOST, home=home)
         owner.worker("store", id="s1", host_id=HOST, home=home)
         yield home
-    finally:
-        owner.close()
-        shutil.rmtree(home, ignore_errors=True)
+    shutil.rmtree(home, ignore_errors=True)
 
 
 @pytest.fixture
@@ -157,10 +153,7 @@ async def test_many_ask_at_once(place: Path, tenant: str) -> None:
 
 
 def test_without_a_store_it_is_said_what_to_start(nats_server: Server, home: Path) -> None:
-    owner = Processes(home / "test-logs", nats_url=nats_server.url, prefix=nats_server.prefix())
-    try:
+    with nats_server.processes(home / "test-logs") as owner:
         owner.worker("basic", id="w1", host_id=HOST, home=home)
         with tb.connect(home=home, host_id=HOST) as bus, pytest.raises(tb.UnavailableError, match="--roles store"):
             bus.query("SELECT 1")
-    finally:
-        owner.close()
