@@ -1,21 +1,17 @@
-"""``pin`` and ``unpin``: keep a replica on this host's worker."""
+"""``pin`` and ``unpin``: keep a replica on a worker."""
 
 from __future__ import annotations
 
-import asyncio
 from typing import TYPE_CHECKING, Final
 
 import click
 
-from tensorbus.cli._client import explained, with_bus
+from tensorbus.cli._client import with_bus
+from tensorbus.cli._operate import Asked, operate, takes_operation
 from tensorbus.cli._options import CLIENT, json_option, takes_settings
 from tensorbus.cli._output import emit_json, name
-from tensorbus.cli._probes import ask_worker
-from tensorbus.cli._verdict import command
-from tensorbus.clock import Deadline
-from tensorbus.config import Resolved, Settings
-from tensorbus.errors import DeadlineExceededError, UnavailableError
-from tensorbus.transport import living_workers
+from tensorbus.config import Resolved
+from tensorbus.errors import ConflictError
 
 if TYPE_CHECKING:
     from tensorbus.sdk import AsyncBus, Position
@@ -29,7 +25,7 @@ def _ttl(_ctx: click.Context, _param: click.Parameter, value: float) -> float:
     return value
 
 
-@click.command(short_help="Keep a replica on this host's worker.")
+@click.command(short_help="Keep a replica on a worker.")
 @click.argument("ref")
 @click.option(
     "--ttl",
@@ -41,26 +37,13 @@ def _ttl(_ctx: click.Context, _param: click.Parameter, value: float) -> float:
     metavar="SECONDS",
     help="When it ends.",
 )
-@takes_settings(*CLIENT)
-@json_option
-def pin(resolved: Resolved, *, ref: str, ttl_s: float, as_json: bool) -> None:
-    """Have this host's worker keep a replica of the artifact REF, a key or an id; fetches one if it has none.
+@takes_operation()
+def pin(resolved: Resolved, *, ref: str, ttl_s: float, asked: Asked) -> None:
+    """Have a worker keep a replica of the artifact REF, a key or an id; fetches one if it has none.
 
     The pin is a fact on the log and outlives this command. Prints the lease that `unpin` takes.
     """
-
-    async def find(bus: AsyncBus) -> str:
-        return (await bus.artifact(ref)).base_id
-
-    artifact = with_bus(resolved, find)
-    try:
-        answer = _ask(resolved.settings, "pin", {"artifact": artifact, "ttl_s": ttl_s})
-    except DeadlineExceededError as exc:
-        raise explained(exc, resolved) from exc
-    if as_json:
-        emit_json({"id": artifact, "lease": answer["lease"], "ttl_s": ttl_s, "position": {"TB": answer["position"]}})
-    else:
-        print(answer["lease"])
+    operate(resolved, ref, "pin", lambda at, art: at.pin(art, ttl_s=ttl_s, **asked.how), asked)
 
 
 @click.command(short_help="End a pin.")
@@ -68,26 +51,21 @@ def pin(resolved: Resolved, *, ref: str, ttl_s: float, as_json: bool) -> None:
 @takes_settings(*CLIENT)
 @json_option
 def unpin(resolved: Resolved, *, lease: str, as_json: bool) -> None:
-    """End the pin LEASE; its replica may be evicted from then on."""
-
-    async def end(bus: AsyncBus) -> Position:
-        return await bus.unpin(lease)
-
-    position = with_bus(resolved, end)
+    """End the pin LEASE, whichever worker has it; its replica may be evicted from then on."""
+    position = with_bus(resolved, lambda bus: _unpin(bus, lease))
     if as_json:
         emit_json({"lease": lease, "position": dict(position)})
     else:
         print(f"ended {name(lease)}")
 
 
-def _ask(settings: Settings, op: str, args: dict[str, object]) -> dict[str, object]:
-    cards = living_workers(settings.home)
-    here = [card for card in cards if "basic" in card.roles and card.host_id == settings.host_id]
-    if not here:
-        raise UnavailableError(
-            f"no worker of home {settings.home} holds memory on this host, so nothing can be pinned here; "
-            f"start one with `{command('tensorbus', 'up', '--home', settings.home)}`",
-            home=str(settings.home),
-        )
-    deadline = Deadline(settings.timeout_s, what=op)
-    return asyncio.run(ask_worker(settings, here[0], op, args, deadline=deadline))
+async def _unpin(bus: AsyncBus, lease: str) -> Position:
+    try:
+        return await bus.unpin(lease)
+    except ConflictError as exc:
+        holder = exc.details.get("worker")
+        if not isinstance(holder, str):
+            raise
+    operation = bus.worker(holder).unpin(lease)
+    await operation
+    return (await operation.status()).positions

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from tensorbus.cli._output import size
 from tensorbus.cli._probes import ask_worker, is_stopped
 from tensorbus.cli._verdict import State, Verdict, command
 from tensorbus.clock import Deadline
@@ -25,6 +26,8 @@ class _Seen:
     sessions: list[dict[str, Any]] | None = None
     stores: dict[str, str] = field(default_factory=dict)
     """What is wrong with each store of the home, or an empty text."""
+    full_of_pins: dict[str, str] = field(default_factory=dict)
+    """How much is pinned on workers of the home where it is more than half of their memory."""
 
 
 async def check_workers(settings: Settings) -> list[Verdict]:
@@ -45,6 +48,9 @@ async def check_workers(settings: Settings) -> list[Verdict]:
         verdicts += _witness(settings, cards, live, dead)
         verdicts += _stores(settings, seen, [one for one in live if one not in dead])
     verdicts += _directories(seen)
+    for worker, text in seen.full_of_pins.items():
+        advice = "`tensorbus show REF` lists an artifact's leases, `tensorbus unpin LEASE` ends one"
+        verdicts.append(Verdict("pins", State.WARNING, f"{worker}: {text}", advice))
     return verdicts
 
 
@@ -63,6 +69,8 @@ async def _worker(settings: Settings, card: WorkerCard, seen: _Seen) -> Verdict:
         return Verdict("workers", State.WRONG, f"{who} does not answer: {exc}", advice)
     if isinstance(store := stats.get("store"), dict):
         seen.stores[card.worker] = str(store.get("trouble", ""))
+    if text := _pinned(stats):
+        seen.full_of_pins[card.worker] = text
     found = stats.get("directory")
     directory = found if isinstance(found, dict) else {}
     seen.hashes.setdefault(directory.get("position"), {})[card.worker] = directory.get("hash")
@@ -71,6 +79,17 @@ async def _worker(settings: Settings, card: WorkerCard, seen: _Seen) -> Verdict:
         advice = "upgrade or restart that worker; it reads the log again"
         return Verdict("directory", State.WRONG, f"{who}: its directory is degraded ({lost})", advice)
     return Verdict("workers", State.OK, f"{who} answers; {directory.get('artifacts')} artifacts")
+
+
+def _pinned(stats: dict[str, Any]) -> str:
+    """What to say of a worker whose pins leave little room, or empty."""
+    pins, pool = stats.get("pins"), stats.get("pool")
+    if not isinstance(pins, dict) or not isinstance(pool, dict):
+        return ""
+    nbytes, budget = int(pins.get("pinned_bytes", 0)), int(pool.get("budget_bytes", 0))
+    if 2 * nbytes <= budget:
+        return ""
+    return f"{pins['leases']} pins keep {size(nbytes)} of its {size(budget)} of memory, which no put can have"
 
 
 def _memory(settings: Settings, cards: Sequence[WorkerCard], alive: Sequence[dict[str, Any]]) -> Iterator[Verdict]:

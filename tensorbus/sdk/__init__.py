@@ -7,6 +7,20 @@ from tensorbus.sdk._connect import aconnect, connect
 from tensorbus.sdk._events import AsyncEvents
 from tensorbus.sdk._files import open_files, save_safetensors
 from tensorbus.sdk._handles import Artifact, Events, Pin, Subscription
+from tensorbus.sdk._operation_handles import Operation, Worker
+from tensorbus.sdk._operation_records import (
+    Evicted,
+    Migrated,
+    OperationInfo,
+    OperationProgress,
+    Persisted,
+    Pinned,
+    Prefetched,
+    Replicated,
+    Unpinned,
+    Verified,
+)
+from tensorbus.sdk._operations import AsyncOperation, AsyncWorker
 from tensorbus.sdk._pin import AsyncPin
 from tensorbus.sdk._place import Place
 from tensorbus.sdk._query import AsyncQueryResult
@@ -24,27 +38,41 @@ __all__ = [
     "AsyncArtifact",
     "AsyncBus",
     "AsyncEvents",
+    "AsyncOperation",
     "AsyncPin",
     "AsyncQueryResult",
     "AsyncSubscription",
+    "AsyncWorker",
     "Bus",
     "EventRecord",
     "Events",
+    "Evicted",
     "FactRecord",
     "KeyInfo",
     "Kind",
     "Lease",
+    "Migrated",
     "Moment",
+    "Operation",
+    "OperationInfo",
+    "OperationProgress",
+    "Persisted",
     "Pin",
+    "Pinned",
     "Place",
     "Position",
+    "Prefetched",
     "QueryResult",
     "Replica",
+    "Replicated",
     "SeriesInfo",
     "State",
     "StateChange",
     "Subscription",
     "TransferReport",
+    "Unpinned",
+    "Verified",
+    "Worker",
     "WorkerInfo",
     "aconnect",
     "connect",

@@ -23,6 +23,7 @@ from tensorbus.sdk._pin import AsyncPin
 from tensorbus.sdk._place import Place
 from tensorbus.sdk._read import Contents, open_artifact, open_unwritten, read_manifest
 from tensorbus.sdk._records import LOG_STREAM, ArtifactInfo, Position, Replica, parse, position_of
+from tensorbus.sdk._short_forms import ShortForms
 from tensorbus.sdk._tensors import check_target
 from tensorbus.sdk._threads import in_thread, in_thread_to_its_end
 from tensorbus.transport import TransferReport
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
     from tensorbus.sdk._async_bus import AsyncBus
 
 
-class AsyncArtifact:
+class AsyncArtifact(ShortForms):
     """An artifact, or a view of one. Made by a bus; a handle never changes its artifact.
 
     Tensors that it gives share the memory of the local replica, copy on write: writing to one changes this process's

@@ -20,6 +20,7 @@ from tensorbus.sdk._explained import explained
 from tensorbus.sdk._fill import Progress
 from tensorbus.sdk._followed import Entry
 from tensorbus.sdk._names import check_prefix, check_ref, check_version, id_of, name_of, refused_view, spec_of
+from tensorbus.sdk._operation_records import OperationInfo
 from tensorbus.sdk._operations import AsyncOperation, AsyncWorker
 from tensorbus.sdk._pending import Listing
 from tensorbus.sdk._place import BusAddress, Place
@@ -453,9 +454,25 @@ class AsyncBus(AsyncQueries):
         """A worker by its id, to ask for operations (``docs/operations-api.md``); nothing is asked yet."""
         return AsyncWorker(self, id)
 
-    def operation(self, id: str) -> AsyncOperation:
+    def operation(self, id: str) -> AsyncOperation[Any]:
         """An operation that was asked for, here or in another process, by its id; nothing is asked yet."""
         return AsyncOperation(self, id)
+
+    async def operations(
+        self, *, worker: str | None = None, running: bool = False, limit: int = 100, timeout: float | None = None
+    ) -> list[OperationInfo]:
+        """The operations of the tenant that the log knows, the newest first.
+
+        Args:
+            worker: Only those of this one.
+            running: Whether to leave out those that have ended.
+            limit: How many at most, up to 1,000.
+            timeout: Seconds; the bus's default when ``None``.
+        """
+        deadline = self._core.begin(timeout, "operations")
+        args = {"worker": worker, "running": check_flag(running, "running"), "limit": limit}
+        reply = await self._core.ask("op_ls", args, deadline=deadline)
+        return [parse(OperationInfo, item) for item in _items(reply.data)]
 
     async def stats(self, *, timeout: float | None = None) -> dict[str, Any]:
         """The worker's pool, directory, callers and bus, in figures (``docs/spec/control.md``).

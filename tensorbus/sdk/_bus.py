@@ -16,6 +16,8 @@ from tensorbus.sdk._fill import Progress
 from tensorbus.sdk._handles import Artifact, Events, Subscription
 from tensorbus.sdk._loop_thread import LoopThread
 from tensorbus.sdk._names import name_of
+from tensorbus.sdk._operation_handles import Operation, Worker, inner
+from tensorbus.sdk._operation_records import OperationInfo
 from tensorbus.sdk._place import BusAddress, Place
 from tensorbus.sdk._put import Digest, Disk
 from tensorbus.sdk._query_bus import Queries
@@ -193,7 +195,7 @@ class Bus(Queries):
         self, key: str, artifact: Artifact | str, *, rebind: bool = False, timeout: float | None = None
     ) -> Artifact:
         """Name an artifact by a key as well; see :meth:`AsyncBus.bind`."""
-        return self._artifact(self._bus.bind(key, _inner(artifact), rebind=rebind, timeout=timeout))
+        return self._artifact(self._bus.bind(key, inner(artifact), rebind=rebind, timeout=timeout))
 
     def unbind(self, key: str, *, timeout: float | None = None) -> Position:
         """Drop a key; its artifact lives on. See :meth:`AsyncBus.unbind`."""
@@ -216,7 +218,7 @@ class Bus(Queries):
     ) -> Artifact:
         """Make something the next version of a series; see :meth:`AsyncBus.publish`."""
         return self._artifact(
-            self._bus.publish(name, _inner(content), digest=digest, progress=progress, timeout=timeout)
+            self._bus.publish(name, inner(content), digest=digest, progress=progress, timeout=timeout)
         )
 
     def latest(self, name: str, *, at_least: Position | int | None = None, timeout: float | None = None) -> Artifact:
@@ -250,8 +252,22 @@ class Bus(Queries):
         timeout: float | None = None,
     ) -> Events:
         """The facts on the log, oldest first: an iterator; see :meth:`AsyncBus.events`."""
-        about = _inner(artifact)
+        about = inner(artifact)
         return Events(self, self._bus.events(follow=follow, since=since, artifact=about, timeout=timeout))
+
+    def worker(self, id: str) -> Worker:
+        """A worker by its id, to ask for operations; see :meth:`AsyncBus.worker`."""
+        return Worker(self, self._bus.worker(id))
+
+    def operation(self, id: str) -> Operation[Any]:
+        """An operation that was asked for, here or in another process; see :meth:`AsyncBus.operation`."""
+        return Operation(self, self._bus.operation(id))
+
+    def operations(
+        self, *, worker: str | None = None, running: bool = False, limit: int = 100, timeout: float | None = None
+    ) -> list[OperationInfo]:
+        """The operations of the tenant that the log knows; see :meth:`AsyncBus.operations`."""
+        return self._run(self._bus.operations(worker=worker, running=running, limit=limit, timeout=timeout))
 
     def stats(self, *, timeout: float | None = None) -> dict[str, Any]:
         """The worker's pool, directory, callers and bus, in figures; see :meth:`AsyncBus.stats`."""
@@ -274,7 +290,3 @@ class Bus(Queries):
 
 
 _shared = Shared(lambda place: Bus(place, warns=False))
-
-
-def _inner(content: Any) -> Any:
-    return content._artifact if isinstance(content, Artifact) else content

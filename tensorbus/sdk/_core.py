@@ -8,7 +8,7 @@ import os
 import weakref
 from collections.abc import Callable, Coroutine, Mapping
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from tensorbus.clock import Deadline
 from tensorbus.errors import DeadlineExceededError, InvalidArgumentError, NotFoundError, TensorbusError
@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from tensorbus.sdk._full import FullDirectory
 
 log = logging.getLogger("tensorbus.sdk")
+
+T = TypeVar("T")
 
 _CLEANUP_S = 5.0
 _TIMEOUT_S_MAX = 1e9  # the most that the protocol carries; who asks for more means no limit
@@ -63,6 +65,7 @@ class Core:
         self.refusal: str | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._tasks: set[asyncio.Task[None]] = set()
+        self._submitting: set[asyncio.Task[Any]] = set()
         _cores.add(self)
 
     # -- calls --------------------------------------------------------------------------------------------------------
@@ -246,6 +249,14 @@ class Core:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
+    def submit(self, work: Coroutine[Any, Any, T], name: str) -> asyncio.Task[T]:
+        """Have a request made at once, whoever waits for its outcome; closing the bus leaves it a moment to arrive."""
+        task = asyncio.get_running_loop().create_task(work, name=name)
+        self._submitting.add(task)
+        task.add_done_callback(self._submitting.discard)
+        task.add_done_callback(lambda done: done.cancelled() or done.exception())  # told to who waits
+        return task
+
     def tidy(self, op: str, args: Mapping[str, object]) -> None:
         """Have a call made for order's sake, on the connection that there is; nobody waits for it."""
         if self.refusal is None and self.link.connected:
@@ -272,8 +283,10 @@ class Core:
 
     async def close(self) -> None:
         """End the connection and all background work. Safe to repeat; what was read stays readable."""
+        if self._submitting and self.refusal is None:
+            await asyncio.wait(self._submitting, timeout=_CLEANUP_S)
         self.refuse()
-        tasks = [task for task in self._tasks if task is not asyncio.current_task()]
+        tasks = [task for task in (*self._tasks, *self._submitting) if task is not asyncio.current_task()]
         for task in tasks:
             task.cancel()
         if tasks:

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from copy import copy
 from pathlib import Path
@@ -16,6 +16,8 @@ from tensorbus.sdk._artifact import AsyncArtifact
 from tensorbus.sdk._events import AsyncEvents
 from tensorbus.sdk._fill import Progress
 from tensorbus.sdk._maps import Opened
+from tensorbus.sdk._operation_records import Evicted, Migrated, Persisted, Prefetched, Replicated, Verified
+from tensorbus.sdk._operations import worker_id
 from tensorbus.sdk._pin import AsyncPin
 from tensorbus.sdk._place import Place
 from tensorbus.sdk._read import Contents
@@ -26,6 +28,7 @@ from tensorbus.transport import TransferReport
 if TYPE_CHECKING:
     from tensorbus.model._views import Index, Transpose
     from tensorbus.sdk._bus import Bus
+    from tensorbus.sdk._operation_handles import Worker
 
 
 class Artifact:
@@ -194,6 +197,35 @@ class Artifact:
     def pin(self, ttl_s: float | None = None, *, timeout: float | None = None) -> Pin:
         """Keep a replica on this bus's worker until the pin is released; see :meth:`AsyncArtifact.pin`."""
         return Pin(self._bus, self._bus._run(self._artifact._pin(ttl_s, timeout)))
+
+    def prefetch(self, worker: Worker | str, *, device: str = "cpu", timeout: float | None = None) -> Prefetched:
+        """Have a copy in a worker's memory; see :meth:`AsyncArtifact.prefetch`."""
+        return self._bus._run(self._artifact.prefetch(worker_id(worker), device=device, timeout=timeout))
+
+    def replicate(
+        self, *, to: Sequence[Worker | str] | None = None, n: int | None = None, timeout: float | None = None
+    ) -> Replicated:
+        """Have copies on the workers ``to``, or on ``n`` in all; see :meth:`AsyncArtifact.replicate`."""
+        workers = None if to is None else [worker_id(worker) for worker in to]
+        return self._bus._run(self._artifact.replicate(to=workers, n=n, timeout=timeout))
+
+    def migrate(self, *, src: Worker | str, dst: Worker | str, timeout: float | None = None) -> Migrated:
+        """Copy to ``dst``, verify it there, then drop it from ``src``; see :meth:`AsyncArtifact.migrate`."""
+        return self._bus._run(self._artifact.migrate(src=worker_id(src), dst=worker_id(dst), timeout=timeout))
+
+    def evict(self, worker: Worker | str, *, timeout: float | None = None) -> Evicted:
+        """Drop a worker's copies; see :meth:`AsyncArtifact.evict`."""
+        return self._bus._run(self._artifact.evict(worker_id(worker), timeout=timeout))
+
+    def persist(self, worker: Worker | str | None = None, *, timeout: float | None = None) -> Persisted:
+        """Have a copy on a worker's disk; see :meth:`AsyncArtifact.persist`."""
+        at = None if worker is None else worker_id(worker)
+        return self._bus._run(self._artifact.persist(at, timeout=timeout))
+
+    def verify(self, worker: Worker | str | None = None, *, timeout: float | None = None) -> Verified:
+        """Compare a worker's copies with the digests; see :meth:`AsyncArtifact.verify`."""
+        at = None if worker is None else worker_id(worker)
+        return self._bus._run(self._artifact.verify(at, timeout=timeout))
 
     def release(self, *, timeout: float | None = None) -> None:
         """Close the handle, and end the lease of who registered the artifact. Tensors that it gave stay readable."""

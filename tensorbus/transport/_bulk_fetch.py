@@ -193,6 +193,12 @@ class Transfer:
             retries=self._retries + self._shares.repeated,
         )
 
+    @property
+    def nbytes_done(self) -> int:
+        """How many bytes have come and were right."""
+        with self._changed:
+            return sum(self._shares.done_bytes.values())
+
     def cancel(self) -> None:
         """End it; :meth:`run` raises."""
         with self._changed:

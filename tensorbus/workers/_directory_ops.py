@@ -26,6 +26,7 @@ from tensorbus.workers._core import Core, off_loop
 from tensorbus.workers._events import Cursor, find_cursor, open_cursor, subjects_about
 from tensorbus.workers._follow import Follows
 from tensorbus.workers._permits import PermitAsk, ask_permit, ask_permits
+from tensorbus.workers._pins import pin_figures
 
 Op = Callable[[Caller, Request], Awaitable[Reply]]
 
@@ -240,7 +241,8 @@ class DirectoryOps:
         store = None if self._core.store_stats is None else self._core.store_stats()
         figures = {"pool": pool, "directory": directory, "callers": len(self._callers), "heartbeat": heartbeat}
         disk = None if self._core.disk_stats is None else self._core.disk_stats()
-        return Reply({**figures, "store": store, "disk": disk})
+        pins = None if pool is None else pin_figures(state, self._core.me.worker)
+        return Reply({**figures, "store": store, "disk": disk, "pins": pins})
 
     async def events_open(self, caller: Caller, request: Request) -> Reply:
         asked = ask.parse(ask.EventsOpen, request.args, op="events_open")

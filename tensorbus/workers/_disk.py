@@ -219,6 +219,22 @@ class DiskTier:
             except UnavailableError as error:
                 log.warning("cannot look through a spill file: reason=%s", error)
 
+    async def verify(self, where: Where) -> None:
+        """Compare a copy with its checksums, if there is one.
+
+        Raises:
+            CorruptError: If it has other bytes; it is put aside, and no replica any more.
+            UnavailableError: If it cannot be read.
+        """
+        spill = self._spills.get(where)
+        if spill is None:
+            return
+        try:
+            await asyncio.to_thread(check_spill, spill, stop=self._stop)
+        except CorruptError as error:
+            await self.corrupt(where, spill, error)
+            raise
+
     # -- writing ------------------------------------------------------------------------------------------------------
 
     async def write(self, held: Held, *, must: bool) -> None:

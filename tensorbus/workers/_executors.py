@@ -3,25 +3,35 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import logging
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, Final, Protocol
 
 from blake3 import blake3
 
 from tensorbus.clock import Deadline
 from tensorbus.errors import ConflictError, CorruptError, NotFoundError, TensorbusError, UnavailableError
-from tensorbus.events import DropReason, Event, ReplicaDropped
-from tensorbus.ids import ArtifactId, WorkerId, b32, prefixed
+from tensorbus.events import DropReason, Event, ReplicaDropped, Tier
+from tensorbus.ids import ArtifactId, LeaseId, WorkerId, b32, prefixed
 from tensorbus.lifecycle import Artifact, Operation, Session, rules
+from tensorbus.transport import TransferReport
 from tensorbus.workers._core import Core
 from tensorbus.workers._directory_ops import sources_of
-from tensorbus.workers._fetch import Fetches
+from tensorbus.workers._disk import DiskTier
+from tensorbus.workers._fetch import HERE, Fetches
+from tensorbus.workers._leases import Leases
 from tensorbus.workers._puts import digest_held, known_outcome
 from tensorbus.workers._store import Held, Store
 from tensorbus.workers._tiers import Tiers
 
+log = logging.getLogger("tensorbus.workers")
+
 EXECUTE_S: Final = 3600.0
+"""What an operation may take that was given no deadline."""
+WRONG_SHOWN: Final = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,10 +57,19 @@ class Order:
 
 @dataclass(slots=True)
 class Progress:
-    """How far an operation is, in bytes; ``total`` is 0 until it is known."""
+    """How far an operation is, in bytes; ``total`` is 0 until it is known.
+
+    Attributes:
+        copied: Bytes of the copies that were not there before.
+        now: Bytes of the copy that is under way here.
+        parts: Operations under way that are a part of this one.
+    """
 
     done: int = 0
     total: int = 0
+    copied: int = 0
+    now: Callable[[], int] = lambda: 0
+    parts: dict[tuple[str, str], None] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,13 +89,19 @@ class Delegate(Protocol):
 class Executors:
     """The operations of one worker."""
 
-    def __init__(self, core: Core, store: Store, fetches: Fetches, tiers: Tiers) -> None:
+    def __init__(
+        self, core: Core, *, store: Store, fetches: Fetches, tiers: Tiers, disk: DiskTier, leases: Leases
+    ) -> None:
         self._core = core
         self._store = store
         self._fetches = fetches
         self._tiers = tiers
+        self._disk = disk
+        self._leases = leases
         self._table: dict[str, Callable[[_Job], Awaitable[Done]]] = {
             "prefetch": self._prefetch,
+            "pin": self._pin,
+            "unpin": self._unpin,
             "replicate": self._replicate,
             "migrate": self._migrate,
             "evict": self._evict,
@@ -94,15 +119,59 @@ class Executors:
         Raises:
             TensorbusError: Why it was not done.
         """
-        return await self._table[order.operation](_Job(order, args, progress, delegate))
+        what = f"{order.operation} on worker {order.worker}"
+        deadline = Deadline(float(args.get("deadline_s", EXECUTE_S)), what=what)
+        async with deadline.scope():
+            return await self._table[order.operation](_Job(order, args, progress, delegate, deadline))
 
     async def _prefetch(self, job: _Job) -> Done:
-        record = self._live(job)
-        job.progress.total = record.nbytes
-        held, report = await self._fetches.ensure(job.order.tenant, record.artifact, deadline=Deadline(EXECUTE_S))
-        job.progress.done = job.progress.total
+        device, me = job.args.get("device", "cpu"), job.order.worker
+        if device != "cpu":
+            raise UnavailableError(f"worker {me} keeps no copies in memory of {device!r}", worker=me, device=device)
+        held, report = await self._bring(job, self._live(job))
         found = {"worker": job.order.worker, "nbytes": held.manifest.nbytes, "path": report.path, "why": report.why}
         return Done(found, self._core.live.position)
+
+    async def _bring(self, job: _Job, record: Artifact) -> tuple[Held, TransferReport]:
+        """Have a copy in memory; who gives up waiting gives up the transfer too, unless somebody else waits for it."""
+        where = (job.order.tenant, record.artifact)
+        job.progress.total = record.nbytes
+        job.progress.now = lambda: self._fetches.done_bytes(where)
+        try:
+            found = await self._fetches.ensure(*where, deadline=job.deadline, keep=False)
+        finally:
+            job.progress.now = lambda: 0
+        job.progress.done = record.nbytes
+        return found
+
+    async def _pin(self, job: _Job) -> Done:
+        record, ttl_s, me = self._live(job), float(job.args["ttl_s"]), job.order.worker
+        with self._tiers.using(record.where):  # what is about to be pinned must not leave before it is
+            held, _ = await self._bring(job, record)
+            granting = self._leases.grant_pin(
+                held.tenant, held.artifact, ttl_s=ttl_s, principal=job.order.principal, deadline=known_outcome()
+            )
+            lease, position = await self._core.finish(granting, name="pin", unwanted=partial(self._unwanted, job))
+        found = {"worker": me, "artifact": held.artifact, "nbytes": record.nbytes, "lease": lease, "ttl_s": ttl_s}
+        return Done(found, position)
+
+    def _unwanted(self, job: _Job, granted: tuple[LeaseId, int]) -> None:
+        """A pin was granted when its operation had been called off already."""
+        work = self._end_quietly(job.order.tenant, granted[0])
+        self._core.spawn(work, name=f"end pin {granted[0]}")
+
+    async def _end_quietly(self, tenant: str, lease: LeaseId) -> None:
+        try:
+            await self._leases.end_pin(tenant, lease, deadline=known_outcome())
+        except TensorbusError as error:
+            log.info("end of pin not said: lease=%s reason=%s", lease, error)
+
+    async def _unpin(self, job: _Job) -> Done:
+        lease = LeaseId(job.args["lease"])
+        ending = self._leases.end_pin(job.order.tenant, lease, deadline=known_outcome())
+        position = await self._core.finish(ending, name="unpin")
+        found = {"worker": job.order.worker, "lease": lease, "ended": position is not None}
+        return Done(found, position or 0)
 
     async def _evict(self, job: _Job) -> Done:
         artifact, me = self._live(job).artifact, job.order.worker
@@ -120,29 +189,58 @@ class Executors:
 
     async def _persist(self, job: _Job) -> Done:
         record = self._live(job)
-        job.progress.total = record.nbytes
-        held, _ = await self._fetches.ensure(job.order.tenant, record.artifact, deadline=Deadline(EXECUTE_S))
-        position = await self._tiers.persist(held)
-        job.progress.done = record.nbytes
-        return Done({"worker": job.order.worker, "nbytes": held.manifest.nbytes}, position)
+        with self._tiers.using(record.where):
+            held, _ = await self._bring(job, record)
+            job.progress.total, job.progress.done = 2 * record.nbytes, record.nbytes
+            position = await self._tiers.persist(held)
+        job.progress.done = job.progress.total
+        return Done({"worker": job.order.worker, "nbytes": record.nbytes}, position)
 
     async def _verify(self, job: _Job) -> Done:
-        artifact, me = self._live(job).artifact, job.order.worker
-        held = self._store.get(job.order.tenant, artifact)
-        if held is None:
-            raise NotFoundError(f"worker {me} has no copy of {artifact!r} to verify", artifact=artifact, worker=me)
+        """Read every copy here; those with other bytes are given up, and named."""
+        record, me = self._live(job), job.order.worker
+        held, spilled = self._store.get(*record.where), self._disk.get(record.where) is not None
+        if held is None and not spilled:
+            text = f"worker {me} has no copy of {record.artifact!r} to verify"
+            raise NotFoundError(text, artifact=record.artifact, worker=me)
+        tiers = ([] if held is None else [str(held.tier)]) + ([str(Tier.DISK)] if spilled else [])
+        job.progress.total = record.nbytes * len(tiers)
+        wrong: dict[str, list[str]] = {}
+        if held is not None:
+            wrong[str(held.tier)] = await self._wrong_in(held)
+            job.progress.done += record.nbytes
+        if spilled:
+            wrong[str(Tier.DISK)] = await self._wrong_on_disk(record)
+            job.progress.done += record.nbytes
+        if any(wrong.values()):
+            bad = {tier: names for tier, names in wrong.items() if names}
+            raise CorruptError(
+                f"the copy of {record.artifact!r} on worker {me} ({', '.join(bad)}) has other bytes than its digests "
+                "promise, and was given up",
+                artifact=record.artifact,
+                worker=me,
+                wrong=bad,
+            )
+        found = {"worker": me, "nbytes": record.nbytes, "tensors": record.tensors, "tiers": tiers}
+        return Done(found)
+
+    async def _wrong_in(self, held: Held) -> list[str]:
+        """The tensors of a copy in memory whose bytes are wrong."""
         if not held.manifest.digested:
-            raise ConflictError(f"{artifact!r} has no digests yet to verify its bytes by", artifact=artifact)
-        job.progress.total = held.manifest.nbytes
-        found = await asyncio.to_thread(digest_held, held)
-        bad = [now.name for now, then in zip(found, held.manifest, strict=True) if now.digest != then.digest]
-        if bad:
-            if held.lease is None:
-                await self._drop(held, DropReason.CORRUPT)
-            text = f"the copy of {artifact!r} on worker {me} has other bytes than its digests promise, and was dropped"
-            raise CorruptError(text, artifact=artifact, worker=me, tensors=bad[:16])
-        job.progress.done = job.progress.total
-        return Done({"worker": me, "nbytes": found.nbytes, "tensors": len(found)})
+            raise ConflictError(f"{held.artifact!r} has no digests yet to verify its bytes by", artifact=held.artifact)
+        with self._tiers.using(held.where):
+            found = await asyncio.to_thread(digest_held, held)
+            wrong = [now.name for now, then in zip(found, held.manifest, strict=True) if now.digest != then.digest]
+        if wrong and held.lease is None:
+            await self._drop(held, DropReason.CORRUPT)
+        return wrong[:WRONG_SHOWN]
+
+    async def _wrong_on_disk(self, record: Artifact) -> list[str]:
+        try:
+            await self._disk.verify(record.where)
+        except CorruptError as error:
+            return [error.message]
+        return []
 
     async def _replicate(self, job: _Job) -> Done:
         record = self._live(job)
@@ -151,7 +249,7 @@ class Executors:
             reached = await self._all_to(job, record, [WorkerId(worker) for worker in wanted])
         else:
             reached = await self._up_to(job, record, int(job.args["n"]))
-        return Done({"workers": reached}, self._core.live.position)
+        return Done({"workers": reached, "nbytes": job.progress.copied}, self._core.live.position)
 
     async def _all_to(self, job: _Job, record: Artifact, workers: list[WorkerId]) -> list[WorkerId]:
         job.progress.total = record.nbytes * len(workers)
@@ -183,25 +281,30 @@ class Executors:
         return sorted(session.worker for session in _owners(self._core, record))
 
     async def _copy_to(self, job: _Job, record: Artifact, worker: WorkerId) -> None:
-        await self._part(job, "prefetch", worker)
+        part = await self._part(job, "prefetch", worker)
         job.progress.done += record.nbytes
+        if json.loads(part.result or "{}").get("path") != HERE.path:
+            job.progress.copied += record.nbytes
 
     async def _migrate(self, job: _Job) -> Done:
         """Copy, verify, and only then drop."""
         source, target = WorkerId(job.args["src"]), WorkerId(job.args["dst"])
         record = self._live(job)
         job.progress.total = record.nbytes
-        await self._part(job, "prefetch", target)
+        await self._copy_to(job, record, target)
         await self._part(job, "verify", target)
         await self._part(job, "evict", source)
-        job.progress.done = record.nbytes
         return Done({"src": source, "dst": target, "nbytes": record.nbytes}, self._core.live.position)
 
     async def _part(self, job: _Job, operation: str, worker: WorkerId) -> Operation:
         """A part of the operation on some worker, under a key made from this one's: repeating it is safe."""
         part = b32(blake3(prefixed("op", job.order.id, operation, worker)).digest(length=20))
         order = replace(job.order, id=part, worker=worker, operation=operation, args="{}")
-        return await job.delegate.done(order, deadline=Deadline(EXECUTE_S, what=f"{operation} on worker {worker}"))
+        job.progress.parts[order.where] = None
+        try:
+            return await job.delegate.done(order, deadline=job.deadline)
+        finally:
+            del job.progress.parts[order.where]
 
     def _live(self, job: _Job) -> Artifact:
         return rules.live_artifact(self._core.state, tenant=job.order.tenant, artifact=job.order.artifact)
@@ -226,6 +329,7 @@ class _Job:
     args: Mapping[str, Any]
     progress: Progress
     delegate: Delegate
+    deadline: Deadline
 
 
 def _owners(core: Core, record: Artifact) -> list[Session]:

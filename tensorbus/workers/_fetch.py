@@ -43,6 +43,7 @@ from tensorbus.workers._directory_ops import sources_of
 from tensorbus.workers._disk import DiskTier
 from tensorbus.workers._permits import PermitAsk, ask_permit, ask_permits
 from tensorbus.workers._puts import Puts, digest_held, known_outcome
+from tensorbus.workers._shared import Shared
 from tensorbus.workers._store import Held, Store, Where, spans_of
 from tensorbus.workers._tiers import Tiers
 
@@ -120,10 +121,22 @@ class Fetches:
         self._pool = pool
         self._store = store
         self._puts = puts
-        self._running: dict[Where, asyncio.Future[tuple[Held, TransferReport]]] = {}
+        self._running: dict[Where, Shared[tuple[Held, TransferReport]]] = {}
+        self._transfers: dict[Where, Transfer] = {}
 
-    async def ensure(self, tenant: str, artifact: ArtifactId, *, deadline: Deadline) -> tuple[Held, TransferReport]:
+    def done_bytes(self, where: Where) -> int:
+        """Bytes that have come of a transfer that is under way; 0 if none is."""
+        transfer = self._transfers.get(where)
+        return 0 if transfer is None else transfer.nbytes_done
+
+    async def ensure(
+        self, tenant: str, artifact: ArtifactId, *, deadline: Deadline, keep: bool = True
+    ) -> tuple[Held, TransferReport]:
         """Have the artifact's bytes here.
+
+        Args:
+            keep: Whether they are to come also when this caller gives up. A transfer that nobody waits for and nobody
+                wants kept is called off.
 
         Raises:
             NotFoundError: If it has ended; UnavailableError: If no worker that holds it can be reached.
@@ -137,12 +150,25 @@ class Fetches:
         where = (tenant, record.artifact)
         running = self._running.get(where)
         if running is None:
-            work = self._core.finish(self._fetch(record), name=f"fetch {record.artifact}")
-            running = self._running[where] = asyncio.ensure_future(work)
-            running.add_done_callback(lambda _: self._running.pop(where, None))
-            running.add_done_callback(_looked_at)
-        async with deadline.scope():
-            return await asyncio.shield(running)
+            running = self._begin(record)
+        try:
+            async with deadline.scope():
+                return await running.wait(keep=keep)
+        finally:
+            if running.unwanted:
+                self._forget(where, running)  # who asks from now on has it begun anew
+                await running.call_off(patience_s=LET_GO_S)
+
+    def _begin(self, record: Artifact) -> Shared[tuple[Held, TransferReport]]:
+        shared = Shared[tuple[Held, TransferReport]]()
+        self._running[record.where] = shared
+        shared.begin(self._core.finish(self._fetch(record, shared), name=f"fetch {record.artifact}"))
+        shared.on_ended(lambda: self._forget(record.where, shared))
+        return shared
+
+    def _forget(self, where: Where, shared: Shared[tuple[Held, TransferReport]]) -> None:
+        if self._running.get(where) is shared:
+            del self._running[where]
 
     async def reload(self, record: Artifact, *, deadline: Deadline) -> Held | None:
         """Have the bytes here if they are on this worker's disk, for somebody who was sent here for them."""
@@ -151,7 +177,20 @@ class Fetches:
         held, _ = await self.ensure(record.tenant, record.artifact, deadline=deadline)
         return held
 
-    async def _fetch(self, record: Artifact) -> tuple[Held, TransferReport]:
+    async def _fetch(
+        self, record: Artifact, shared: Shared[tuple[Held, TransferReport]]
+    ) -> tuple[Held, TransferReport]:
+        held, report = await shared.part(self._bring_here(record))
+        try:
+            held, _ = await self._puts.add_replica(held, deadline=known_outcome())
+        except ConflictError:
+            # It ended while it came. What lives under its id now, if anything does, is another life of it.
+            now = rules.live_artifact(self._core.state, tenant=held.tenant, artifact=held.artifact)
+            return await self._fetch(now, shared)
+        return held, held.came or report
+
+    async def _bring_here(self, record: Artifact) -> tuple[Held, TransferReport]:
+        """Bytes from this worker's disk or from others, in memory of our own and said to nobody yet."""
         failures: list[TensorbusError] = []
         try:
             held = None if self._disk is None else await self._disk.read(record, self._room)
@@ -159,7 +198,7 @@ class Fetches:
             failures.append(error)
         else:
             if held is not None:
-                return await self._here(held, RELOADED)
+                return held, RELOADED
         for source in self._sources(record):
             try:
                 held = await self._from(source, record)
@@ -167,19 +206,9 @@ class Fetches:
                 log.warning("fetch failed: artifact=%s source=%s reason=%s", record.artifact, source.worker, error)
                 failures.append(error)
                 continue
-            return await self._here(held, TransferReport(path="tcp", why=f"from worker {source.worker}"))
+            return held, TransferReport(path="tcp", why=f"from worker {source.worker}")
         await self._catch_up()
         raise self._no_source(record, failures)
-
-    async def _here(self, held: Held, report: TransferReport) -> tuple[Held, TransferReport]:
-        """Say that what came is held here."""
-        try:
-            held, _ = await self._puts.add_replica(held, deadline=known_outcome())
-        except ConflictError:
-            # It ended while it came. What lives under its id now, if anything does, is another life of it.
-            now = rules.live_artifact(self._core.state, tenant=held.tenant, artifact=held.artifact)
-            return await self._fetch(now)
-        return held, held.came or report
 
     async def _catch_up(self) -> None:
         """A source may know of an end that has not come here: what is gone must not be called unreachable."""
@@ -260,7 +289,12 @@ class Fetches:
         )
         opened = (lead.client, lead.source)
         work = partial(transfer.run, [lead.origin, *others], opened=opened, deadline=deadline)
-        report = await _in_thread(transfer, work, self._watch(transfer, [lead.origin, *others]))
+        self._transfers[held.where] = transfer
+        try:
+            report = await _in_thread(transfer, work, self._watch(transfer, [lead.origin, *others]))
+        finally:
+            if self._transfers.get(held.where) is transfer:  # not that of who began anew after this was called off
+                del self._transfers[held.where]
         digests = self._how.verify is Verify.DIGESTS and held.manifest.digested
         if digests and await asyncio.to_thread(digest_held, held) != held.manifest:
             raise CorruptError(f"{held.artifact!r} came with bytes that are not its digests'")
@@ -336,8 +370,3 @@ async def _in_thread(transfer: Transfer, work: Callable[[], T], watch: Coroutine
 def _hang_up(dialling: asyncio.Future[BulkClient]) -> None:
     if not dialling.cancelled() and dialling.exception() is None:
         dialling.result().close()
-
-
-def _looked_at(future: asyncio.Future[tuple[Held, TransferReport]]) -> None:
-    if not future.cancelled():
-        future.exception()

@@ -10,7 +10,7 @@ import logging
 from dataclasses import dataclass
 
 from tensorbus.clock import NS_PER_S, Deadline
-from tensorbus.errors import NotFoundError, TensorbusError
+from tensorbus.errors import ConflictError, NotFoundError, TensorbusError
 from tensorbus.events import (
     CallerLeaseEnded,
     CallerLeaseGranted,
@@ -76,26 +76,57 @@ class Leases:
 
         One with a time runs out by itself, whoever is there; one without ends with its caller's connection.
         """
-        lease = new_lease_id(self._core.ids)
-
-        def fact(number: int) -> Event:
-            return CallerLeaseGranted(
-                tenant=caller.tenant,
-                artifact=artifact,
-                lease=lease,
-                purpose=LeasePurpose.PIN,
-                holder=caller.id if ttl_s is None else "",
-                ttl_ns=None if ttl_s is None else int(ttl_s * NS_PER_S),
-                number=number,
-            )
-
-        position, _ = await self._core.author.say(fact, deadline=deadline, principal=caller.id)
-        self.began(lease, tenant=caller.tenant, artifact=artifact, purpose=LeasePurpose.PIN, ttl_s=ttl_s)
+        holder = caller.id if ttl_s is None else ""
+        lease, position = await self.grant_pin(
+            caller.tenant, artifact, holder=holder, ttl_s=ttl_s, principal=caller.id, deadline=deadline
+        )
         if ttl_s is None:
             caller.leases[lease] = None
             if caller.session.closed:
                 self.gone(caller)
         return lease, position
+
+    async def grant_pin(
+        self,
+        tenant: str,
+        artifact: ArtifactId,
+        *,
+        holder: str = "",
+        ttl_s: float | None,
+        principal: str,
+        deadline: Deadline,
+    ) -> tuple[LeaseId, int]:
+        """Say that a replica here is not evicted, and count the pin from now on."""
+        lease = new_lease_id(self._core.ids)
+
+        def fact(number: int) -> Event:
+            return CallerLeaseGranted(
+                tenant=tenant,
+                artifact=artifact,
+                lease=lease,
+                purpose=LeasePurpose.PIN,
+                holder=holder,
+                ttl_ns=None if ttl_s is None else int(ttl_s * NS_PER_S),
+                number=number,
+            )
+
+        position, _ = await self._core.author.say(fact, deadline=deadline, principal=principal)
+        self.began(lease, tenant=tenant, artifact=artifact, purpose=LeasePurpose.PIN, ttl_s=ttl_s)
+        return lease, position
+
+    async def end_pin(self, tenant: str, lease: LeaseId, *, deadline: Deadline) -> int | None:
+        """End a pin, whoever has it; ``None`` if it is over.
+
+        Raises:
+            ConflictError: If the lease is on a caller's own memory.
+        """
+        granted = self._granted.get(lease)
+        if granted is None or granted.tenant != tenant:
+            return None
+        if granted.purpose is not LeasePurpose.PIN:
+            raise ConflictError(f"lease {lease!r} is no pin but its caller's own memory", lease=lease)
+        self._over(granted)
+        return await self._say_end(granted, LeaseEnd.RELEASED, deadline=deadline)
 
     def renew(self, caller: Caller, leases: list[str]) -> list[str]:
         """Start the time of each lease anew; gives those that have ended."""

@@ -68,10 +68,20 @@ class MemoryRole:
         )
         self.disk.on_corrupt = self._heal
         core.disk_stats = self.disk.stats if settings.disk_bytes else None
-        self.operations = Operations(core, Executors(core, self.store, self.fetches, self.tiers))
+        self.operations = Operations(core, self._executors())
         self.announcer = Announcer(core, self.store, self.leases)
         self.bulk = BulkSide(core, self.store, self.puts, self.fetches, self.tiers)
         self.address = ""
+
+    def _executors(self) -> Executors:
+        return Executors(
+            self._core,
+            store=self.store,
+            fetches=self.fetches,
+            tiers=self.tiers,
+            disk=self.disk,
+            leases=self.leases,
+        )
 
     def _retired(self, segment: int, writer: str | None) -> None:
         """Comes from whatever thread asked the pool."""

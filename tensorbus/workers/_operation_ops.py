@@ -8,8 +8,8 @@ from typing import Annotated, Any, Final, Literal
 from pydantic import Field
 
 from tensorbus.clock import Deadline
-from tensorbus.errors import DeadlineExceededError, InvalidArgumentError
-from tensorbus.ids import ArtifactId, check_worker_id
+from tensorbus.errors import DeadlineExceededError, InvalidArgumentError, NotFoundError
+from tensorbus.ids import ArtifactId, LeaseId, WorkerId, check_worker_id
 from tensorbus.lifecycle import Operation, rules
 from tensorbus.projections import Json
 from tensorbus.transport import Reply, Request
@@ -18,10 +18,11 @@ from tensorbus.workers._core import Core
 from tensorbus.workers._directory_ops import Op
 from tensorbus.workers._executors import Order
 from tensorbus.workers._operations import Operations
-from tensorbus.workers._requests import LIST_LIMIT_MAX, Ask, Ref, parse
+from tensorbus.workers._requests import LIST_LIMIT_MAX, Ask, LeaseSeconds, Ref, parse
 
 WAIT_S_MAX: Final = 20.0
 WORKERS_MAX: Final = 64
+DEADLINE_S_MAX: Final = 30 * 86_400.0
 
 OperationId = Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]{1,64}$")]
 WorkerName = Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]{1,64}$")]
@@ -34,13 +35,17 @@ class Args(Ask):
     n: Annotated[int, Field(ge=1, le=WORKERS_MAX)] | None = None
     src: WorkerName | None = None
     dst: WorkerName | None = None
+    device: Annotated[str, Field(pattern=r"^[a-z]{1,16}(:[0-9]{1,4})?$")] | None = None
+    ttl_s: LeaseSeconds | None = None
+    lease: Annotated[str, Field(min_length=1, max_length=256)] | None = None
+    deadline_s: Annotated[float, Field(strict=False, ge=0, le=DEADLINE_S_MAX, allow_inf_nan=False)] | None = None
 
 
 class Submit(Ask):
     id: OperationId
     worker: WorkerName
-    operation: Literal["prefetch", "replicate", "migrate", "evict", "persist", "verify"]
-    artifact: Ref
+    operation: Literal["prefetch", "pin", "unpin", "replicate", "migrate", "evict", "persist", "verify"]
+    artifact: Ref | None = None
     args: Args = Args()
 
 
@@ -78,20 +83,37 @@ class OperationOps:
 
     async def submit(self, caller: Caller, request: Request) -> Reply:
         asked = parse(Submit, request.args, op="op_submit")
-        known = self._core.state.operations.get((caller.tenant, asked.id))
-        artifact = ArtifactId(asked.artifact)
-        if known is None:  # a repetition is answered also when the artifact has ended since
-            artifact = rules.resolve(self._core.state, tenant=caller.tenant, ref=asked.artifact, by="id").artifact
         order = Order(
             tenant=caller.tenant,
             id=asked.id,
             worker=check_worker_id(asked.worker),
             operation=asked.operation,
-            artifact=artifact,
+            artifact=self._about(caller.tenant, asked),
             args=_canonical(asked),
             principal=caller.id,
         )
         return self._answer(await self._operations.submit(order, deadline=request.deadline))
+
+    def _about(self, tenant: str, asked: Submit) -> ArtifactId:
+        """The artifact that an operation is on; a repetition is answered also when it has ended since."""
+        known = self._core.state.operations.get((tenant, asked.id))
+        if asked.operation == "unpin":
+            if asked.artifact is not None:
+                return ArtifactId(asked.artifact)  # the pin may have ended with it, which is what is asked for
+            return known.artifact if known is not None else self._pinned(tenant, asked)
+        if asked.artifact is None:
+            raise InvalidArgumentError(f"op_submit: {asked.operation} needs an artifact", argument="artifact")
+        if known is not None:
+            return ArtifactId(asked.artifact)
+        return rules.resolve(self._core.state, tenant=tenant, ref=asked.artifact, by="id").artifact
+
+    def _pinned(self, tenant: str, asked: Submit) -> ArtifactId:
+        state, lease = self._core.state, LeaseId(asked.args.lease or "")
+        for where in state.by_lessor.get(WorkerId(asked.worker), ()):
+            if where[0] == tenant and lease in state.artifacts[where].leases:
+                return where[1]
+        text = f"worker {asked.worker} has no pin {lease!r}: it was ended, ran out, or never was"
+        raise NotFoundError(text, lease=lease, worker=asked.worker)
 
     async def find(self, caller: Caller, request: Request) -> Reply:
         return self._answer(self._operations.find(_where(caller, request, "op_find")))
@@ -159,17 +181,24 @@ def _where(caller: Caller, request: Request, op: str) -> tuple[str, str]:
 def _canonical(asked: Submit) -> str:
     """The arguments as the fact has them; which ones there must be depends on the operation."""
     given: dict[str, Any] = asked.args.model_dump(exclude_none=True)
+    own = set(given) - {"deadline_s"}
     match asked.operation:
+        case "prefetch":
+            fits = own <= {"device"}
+        case "pin":
+            fits = own == {"ttl_s"}
+        case "unpin":
+            fits = own == {"lease"}
         case "replicate":
-            fits = set(given) in ({"to"}, {"n"})
+            fits = own in ({"to"}, {"n"})
         case "migrate":
-            fits = set(given) == {"src", "dst"} and given["src"] != given["dst"]
+            fits = own == {"src", "dst"} and given["src"] != given["dst"]
         case _:
-            fits = not given
+            fits = not own
     if not fits:
         raise InvalidArgumentError(
-            f"op_submit: {asked.operation} does not go with {', '.join(sorted(given)) or 'no arguments'}: "
-            "replicate takes to or n, migrate a src and another dst, the others none",
+            f"op_submit: {asked.operation} does not go with {', '.join(sorted(own)) or 'no arguments'}: prefetch may "
+            "have a device, pin takes a ttl_s, unpin a lease, replicate to or n, migrate a src and another dst",
             argument="args",
         )
     return json.dumps(given, sort_keys=True)

@@ -28,7 +28,7 @@ from tensorbus.errors import (
     to_wire,
 )
 from tensorbus.events import Event, OperationEnded, OperationOutcome, OperationStarted, StreamPosition
-from tensorbus.ids import ArtifactId
+from tensorbus.ids import ArtifactId, WorkerId
 from tensorbus.lifecycle import Operation, OperationState, Touched
 from tensorbus.workers._core import Core
 from tensorbus.workers._executors import Done, Executors, Order, Progress
@@ -114,25 +114,44 @@ class Operations:
 
     async def cancel(self, where: Where, *, deadline: Deadline) -> Operation:
         """Ask for its end; what was done stays done. One that has ended stays as it ended."""
+        if (beginning := self._starting.get(where)) is not None:
+            async with deadline.scope():
+                await asyncio.wait([beginning[1]])
         found = self.find(where)
         if found.running and found.worker != self._core.me.worker:
-            question = {"do": "cancel", "tenant": where[0], "id": where[1]}
-            await self._ask(found.worker, question, deadline=deadline)
+            await self._ask_cancel(found.worker, where, deadline=deadline)
         elif (running := self._running.get(where)) is not None:
             running.cancelled = True
             if running.work is not None:
                 running.work.cancel()
         return self.find(where)
 
+    async def _ask_cancel(self, worker: WorkerId, where: Where, *, deadline: Deadline) -> None:
+        await self._ask(worker, {"do": "cancel", "tenant": where[0], "id": where[1]}, deadline=deadline)
+
     async def progress(self, where: Where, *, deadline: Deadline) -> tuple[int, int]:
-        """Bytes done, and in all (0: not known yet); only its own worker knows while it runs."""
+        """Bytes done, and in all (0: not known yet, or nothing was copied); its own worker knows while it runs."""
         found = self.find(where)
         if found.running and found.worker != self._core.me.worker:
             question = {"do": "progress", "tenant": where[0], "id": where[1]}
             answer = await self._ask(found.worker, question, deadline=deadline)
             return int(answer["done"]), int(answer["total"])
         running = self._running.get(where)
-        return (0, 0) if running is None else (running.progress.done, running.progress.total)
+        if running is None:
+            nbytes = _copied(found)
+            return nbytes, nbytes
+        progress = running.progress
+        done = progress.done + progress.now()
+        for part in list(progress.parts):
+            done += await self._part_done(part, deadline=deadline)
+        return min(done, progress.total), progress.total
+
+    async def _part_done(self, where: Where, *, deadline: Deadline) -> int:
+        """Bytes that a part has copied so far, as far as its worker says."""
+        try:
+            return (await self.progress(where, deadline=deadline))[0]
+        except TensorbusError:
+            return 0
 
     def on_change(self, _position: int, touched: tuple[Touched, ...]) -> None:
         """Follower of the Directory."""
@@ -151,17 +170,22 @@ class Operations:
             await self.submit(order, deadline=deadline)
             found = await self.until_ended(order.where, deadline=deadline)
         except asyncio.CancelledError:
-            self._core.spawn(self._cancel_part(order.where), name=f"cancel {order.id}")
+            self._core.spawn(self._cancel_part(order), name=f"cancel {order.id}")
             raise
         if found.state is OperationState.SUCCEEDED:
             return found
         raise error_of(found)
 
-    async def _cancel_part(self, where: Where) -> None:
+    async def _cancel_part(self, order: Order) -> None:
+        """Asked of its worker also when its beginning is not known here yet: the question for it may be under way."""
+        deadline = Deadline(CANCEL_PARTS_S, what="cancelling a part")
         try:
-            await self.cancel(where, deadline=Deadline(CANCEL_PARTS_S, what="cancelling a part"))
+            if order.worker == self._core.me.worker:
+                await self.cancel(order.where, deadline=deadline)
+            else:
+                await self._ask_cancel(order.worker, order.where, deadline=deadline)
         except TensorbusError as error:
-            log.info("part not cancelled: operation=%s reason=%s", where[1], error)
+            log.info("part not cancelled: operation=%s reason=%s", order.id, error)
 
     # -- carrying out -------------------------------------------------------------------------------------------------
 
@@ -208,6 +232,8 @@ class Operations:
     async def _carry_out(self, order: Order, executors: Executors, running: _Running) -> None:
         work = executors.run(order, json.loads(order.args), running.progress, self)
         running.work = task = asyncio.create_task(work, name=f"work on {order.id}")
+        if running.cancelled:
+            task.cancel()
         try:
             await asyncio.wait({task})
             await self._say_end(order, task)
@@ -243,7 +269,7 @@ class Operations:
 
     # -- other workers' -----------------------------------------------------------------------------------------------
 
-    async def _ask(self, worker: str, question: Mapping[str, object], *, deadline: Deadline) -> dict[str, Any]:
+    async def _ask(self, worker: WorkerId, question: Mapping[str, object], *, deadline: Deadline) -> dict[str, Any]:
         session = next((s for s in self._core.state.sessions.values() if s.worker == worker), None)
         if session is None:
             raise NotFoundError(f"there is no worker {worker}", worker=worker)
@@ -294,6 +320,11 @@ def error_of(found: Operation) -> TensorbusError:
             worker=found.worker,
         )
     return from_wire(json.loads(found.error))
+
+
+def _copied(found: Operation) -> int:
+    nbytes = json.loads(found.result).get("nbytes", 0) if found.result is not None else 0
+    return nbytes if isinstance(nbytes, int) else 0
 
 
 def _started(order: Order, number: int) -> Event:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Final, Protocol
 
@@ -15,6 +15,7 @@ from tensorbus.lifecycle import Artifact, ReplicaKey, rules, spare
 from tensorbus.transport import Pool, Segment, page_round
 from tensorbus.workers._core import Core
 from tensorbus.workers._disk import DiskTier
+from tensorbus.workers._pins import pin_holders
 from tensorbus.workers._puts import known_outcome
 from tensorbus.workers._store import Held, Store, Where
 
@@ -84,7 +85,9 @@ class Tiers:
                     raise
                 failures: list[TensorbusError] = []
                 if not await self._make_room(nbytes, failures):
-                    raise _explained(error, failures) from error
+                    raise _explained(
+                        error, failures, pin_holders(self._core.state, self._core.me.worker, tenant)
+                    ) from error
 
     async def _make_room(self, nbytes: int, failures: list[TensorbusError]) -> bool:
         """Whether something has left, so that it is worth another try."""
@@ -314,12 +317,17 @@ class Tiers:
             self._order.remove(where)
 
 
-def _explained(error: OutOfSpaceError, failures: list[TensorbusError]) -> OutOfSpaceError:
+def _explained(
+    error: OutOfSpaceError, failures: list[TensorbusError], pins: Sequence[Mapping[str, object]]
+) -> OutOfSpaceError:
     """The pool's error, with why nothing more leaves memory."""
-    if not failures:
-        return OutOfSpaceError(
-            f"{error.message}; what may leave memory is not enough: the rest is pinned, read, a caller's own, or the "
-            "last copy without a disk tier (disk_bytes)",
-            **error.details,
+    if failures:
+        why = f"nothing leaves memory: {failures[0].message}"
+    else:
+        why = (
+            "what may leave memory is not enough: the rest is pinned, read, a caller's own, or the last copy without a "
+            "disk tier (disk_bytes)"
         )
-    return OutOfSpaceError(f"{error.message}; nothing leaves memory: {failures[0].message}", **error.details)
+    if pins:
+        why += f"; the largest that is pinned is {pins[0]['artifact']} ({pins[0]['nbytes']} bytes)"
+    return OutOfSpaceError(f"{error.message}; {why}", **error.details, pinned=list(pins))

@@ -145,6 +145,37 @@ def test_show_tells_tensors_replicas_keys_and_leases(tb: Tb, place: Place) -> No
     assert tb("unpin", lease).code == 3
 
 
+def test_operations_are_asked_for_listed_shown_and_found_again(tb: Tb, place: Place) -> None:
+    id = put(tb, place, "--key", "ops")
+    told = tb("prefetch", "ops", "--id", "first", "--json").json
+    assert (told["id"], told["worker"], told["operation"]) == (id, "w1", "first")
+    assert told["result"]["path"] == "shm"  # type: ignore[index]
+    assert tb("evict", "ops", "--id", "first").code == 5
+    assert "2 tensors in dram" in tb("verify", "ops").out
+    refused = tb("evict", "ops")
+    assert (refused.code, "last one" in refused.err) == (5, True)
+    assert "disk_bytes" in tb("persist", "ops").err
+    assert tb("replicate", "ops").code == 2
+    assert "is on w1; 0 B were copied" in tb("replicate", "ops", "--to", "w1").out
+    assert tb("migrate", "ops", "--src", "w9", "--dst", "w1").code == 3
+    assert tb("prefetch", "ops", "--id", "later", "--detach").out == "later\n"
+    assert "succeeded" in tb("op", "show", "later", "--wait").out
+    pinned = tb("pin", "ops", "--ttl", "60", "--json").json
+    assert (pinned["ttl_s"], pinned["result"]["worker"]) == (60.0, "w1")  # type: ignore[index]
+    assert tb("stats", "--json").json["pins"] == {"artifacts": 1, "leases": 1, "pinned_bytes": 131076}
+    assert tb("unpin", pinned["lease"], "--json").json["lease"] == pinned["lease"]
+
+    listed = tb("op", "ls", "--json").lines
+    assert {"first", "later"} <= {one["id"] for one in listed}
+    assert "prefetch" in tb("op", "ls", "--worker", "w1").out
+    assert tb("op", "ls", "--running", "--json").lines == []
+    shown = tb("op", "show", "first", "--json").json
+    assert (shown["state"], shown["operation"], shown["nbytes_done"]) == ("succeeded", "prefetch", 131076)
+    assert "w1" in tb("op", "show", "first").out
+    assert tb("op", "cancel", "first").out == "first succeeded\n"
+    assert tb("op", "show", "nobody").code == 3
+
+
 def test_bind_and_the_two_kinds_of_rm(tb: Tb, place: Place) -> None:
     put(tb, place, "--id", "short", "--key", "k1")
     assert tb("bind", "k2", "k1", "--json").json["id"] == "short"

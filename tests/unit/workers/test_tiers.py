@@ -14,6 +14,7 @@ from tensorbus.lifecycle import Artifact
 from tensorbus.transport._spill import SpillHeader
 from tensorbus.workers._disk import DiskTier
 from tensorbus.workers._disk_fate import Fate, fate
+from tensorbus.workers._pins import pin_figures
 from tensorbus.workers._tiers import Tiers
 from tests.unit.workers.rig import MIB, TENANT, Rig, rig, soon, until
 
@@ -129,3 +130,21 @@ async def test_without_a_disk_nothing_is_promised_to_be_on_it() -> None:
         assert held is not None
         with pytest.raises(UnavailableError, match="no disk tier"):
             await tiers_of(one).persist(held)
+
+
+async def test_who_finds_no_room_is_told_what_is_pinned_and_by_which_lease() -> None:
+    cluster = MemoryCluster()
+    async with rig(cluster, "w1", pool_bytes=4 * MIB) as one, rig(cluster, "w2") as two:
+        tiers = tiers_of(one)
+        artifacts = await shared(one, two, cluster, 3)
+        lease, _ = await one.leases.grant_pin(
+            TENANT, ArtifactId(artifacts[0]), ttl_s=60, principal="me", deadline=soon()
+        )
+        expected = {"artifact": artifacts[0], "nbytes": MIB, "leases": [lease]}
+        assert pin_figures(one.core.state, one.core.me.worker) == {"artifacts": 1, "leases": 1, "pinned_bytes": MIB}
+        with pytest.raises(OutOfSpaceError, match="the largest that is pinned is tb1:") as refused:
+            await tiers.allocate(4 * MIB, tenant=TENANT)
+        assert refused.value.details["pinned"] == [expected]
+        with pytest.raises(OutOfSpaceError) as refused:
+            await tiers.allocate(4 * MIB, tenant="another")
+        assert refused.value.details["pinned"] == [{"artifact": "another tenant's", "nbytes": MIB, "leases": []}]
