@@ -98,14 +98,21 @@ class OperationOps:
         """The artifact that an operation is on; a repetition is answered also when it has ended since."""
         known = self._core.state.operations.get((tenant, asked.id))
         if asked.operation == "unpin":
-            if asked.artifact is not None:
-                return ArtifactId(asked.artifact)  # the pin may have ended with it, which is what is asked for
-            return known.artifact if known is not None else self._pinned(tenant, asked)
+            if known is not None:
+                return known.artifact
+            return self._pinned(tenant, asked) if asked.artifact is None else self._known(tenant, asked.artifact)
         if asked.artifact is None:
             raise InvalidArgumentError(f"op_submit: {asked.operation} needs an artifact", argument="artifact")
         if known is not None:
             return ArtifactId(asked.artifact)
         return rules.resolve(self._core.state, tenant=tenant, ref=asked.artifact, by="id").artifact
+
+    def _known(self, tenant: str, artifact: str) -> ArtifactId:
+        """An artifact that there is or was: a pin may have ended with it, which is what is asked for."""
+        record = self._core.state.artifact(tenant, ArtifactId(artifact))
+        if record is None:
+            raise rules.missing_artifact(None, artifact)
+        return record.artifact
 
     def _pinned(self, tenant: str, asked: Submit) -> ArtifactId:
         state, lease = self._core.state, LeaseId(asked.args.lease or "")
