@@ -37,6 +37,21 @@ TOLD_AT_ONCE: Final = 8
 HOLDERS_SHOWN: Final = 10
 
 
+class CalledOff(threading.Event):
+    """Ends one piece of work on the disk; so does what ends them all.
+
+    Args:
+        all: What ends them all.
+    """
+
+    def __init__(self, all: threading.Event) -> None:
+        super().__init__()
+        self._all = all
+
+    def is_set(self) -> bool:
+        return super().is_set() or self._all.is_set()
+
+
 class DiskTier:
     """All spill files of this worker. Lives on the worker's loop; what blocks goes to threads.
 
@@ -237,15 +252,20 @@ class DiskTier:
 
     # -- writing ------------------------------------------------------------------------------------------------------
 
-    async def write(self, held: Held, *, must: bool) -> None:
+    def call_off(self) -> CalledOff:
+        """What ends a writing that it is given to."""
+        return CalledOff(self._stop)
+
+    async def write(self, held: Held, *, must: bool, off: CalledOff | None = None) -> None:
         """Have a copy of what is held on disk, and say so. One that is there already will do.
 
         Args:
             must: Whether it is promised to stay there as long as the artifact lives.
+            off: Ends the writing, which then leaves nothing.
 
         Raises:
             OutOfSpaceError: If the disk or its budget is full; it says what holds it.
-            UnavailableError: If there is no disk tier; ConflictError: If the artifact ended meanwhile.
+            UnavailableError: If there is no disk tier, or it was ended; ConflictError: If the artifact ended meanwhile.
         """
         await self.ready(Deadline(None))
         while (running := self._writing.get(held.where)) is not None:
@@ -256,12 +276,12 @@ class DiskTier:
         done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._writing[held.where] = done
         try:
-            await self._write(held, must=must)
+            await self._write(held, must=must, stop=off or self._stop)
         finally:
             del self._writing[held.where]
             done.set_result(None)
 
-    async def _write(self, held: Held, *, must: bool) -> None:
+    async def _write(self, held: Held, *, must: bool, stop: threading.Event) -> None:
         folder, record = self._folder, self._core.state.artifacts.get(held.where)
         assert folder is not None, "it is ready"
         if record is None or not record.live or not held.valid:
@@ -273,7 +293,7 @@ class DiskTier:
         try:
             with held.reading() as parts:
                 path = folder.place(*held.where)
-                spill = await _to_its_end(partial(write_spill, path, header, parts, stop=self._stop))
+                spill = await _to_its_end(partial(write_spill, path, header, parts, stop=stop))
         finally:
             self._used -= need
         now = self._core.state.artifacts.get(held.where)

@@ -192,7 +192,7 @@ class Executors:
         with self._tiers.using(record.where):
             held, _ = await self._bring(job, record)
             job.progress.total, job.progress.done = 2 * record.nbytes, record.nbytes
-            position = await self._tiers.persist(held)
+            position = await self._tiers.persist(held, keep=False)
         job.progress.done = job.progress.total
         return Done({"worker": job.order.worker, "nbytes": record.nbytes}, position)
 

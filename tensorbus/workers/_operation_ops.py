@@ -111,7 +111,7 @@ class OperationOps:
         """An artifact that there is or was: a pin may have ended with it, which is what is asked for."""
         record = self._core.state.artifact(tenant, ArtifactId(artifact))
         if record is None:
-            raise rules.missing_artifact(None, artifact)
+            raise rules.missing_artifact(None, ArtifactId(artifact))
         return record.artifact
 
     def _pinned(self, tenant: str, asked: Submit) -> ArtifactId:

@@ -270,8 +270,12 @@ class Tiers:
         await self._disk.drop(where, DropReason.ASKED)
         return self._core.live.position
 
-    async def persist(self, held: Held, *, must: bool = True) -> int:
+    async def persist(self, held: Held, *, must: bool = True, keep: bool = True) -> int:
         """Have a copy on disk that stays there as long as the artifact lives; gives the position at which it is.
+
+        Args:
+            must: Whether it is promised.
+            keep: Whether the writing goes on when this caller gives up.
 
         Raises:
             As :meth:`DiskTier.write`; ConflictError: Of a caller's own memory.
@@ -281,8 +285,14 @@ class Tiers:
                 f"artifact {held.artifact!r} is in its caller's own memory, which may change; put a copy to keep it",
                 artifact=held.artifact,
             )
+        off = self._disk.call_off()
         with self.using(held.where):
-            await self._core.finish(self._disk.write(held, must=must), name=f"persist {held.artifact}")
+            try:
+                await self._core.finish(self._disk.write(held, must=must, off=off), name=f"persist {held.artifact}")
+            except asyncio.CancelledError:
+                if not keep:
+                    off.set()
+                raise
         return self._core.live.position
 
     async def _drop(self, held: Held, reason: DropReason) -> None:

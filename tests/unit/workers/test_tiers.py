@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import threading
+from pathlib import Path
 
 import pytest
 
@@ -11,7 +13,8 @@ from tensorbus.errors import OutOfSpaceError, UnavailableError
 from tensorbus.events import DestroyReason, ManifestRef
 from tensorbus.ids import ArtifactId, Incarnation, WorkerId
 from tensorbus.lifecycle import Artifact
-from tensorbus.transport._spill import SpillHeader
+from tensorbus.transport._spill import Spill, SpillHeader, write_spill
+from tensorbus.transport._spill_folder import SpillFolder
 from tensorbus.workers._disk import DiskTier
 from tensorbus.workers._disk_fate import Fate, fate
 from tensorbus.workers._pins import pin_figures
@@ -148,3 +151,44 @@ async def test_who_finds_no_room_is_told_what_is_pinned_and_by_which_lease() -> 
         with pytest.raises(OutOfSpaceError) as refused:
             await tiers.allocate(4 * MIB, tenant="another")
         assert refused.value.details["pinned"] == [{"artifact": "another tenant's", "nbytes": MIB, "leases": []}]
+
+
+@pytest.mark.parametrize("keep", [False, True])
+async def test_a_writing_that_nobody_waits_for_ends_unless_it_is_to_be_kept(
+    keep: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    began, go, stopped = threading.Event(), threading.Event(), threading.Event()
+
+    def slow(path: Path, header: SpillHeader, parts: list[memoryview], *, stop: threading.Event) -> Spill:
+        began.set()
+        while not (go.is_set() or stop.is_set()):
+            go.wait(0.01)
+        if stop.is_set():
+            stopped.set()
+            raise UnavailableError("it was ended")
+        return write_spill(path, header, parts, stop=stop)
+
+    monkeypatch.setattr("tensorbus.workers._disk.write_spill", slow)
+    async with rig(MemoryCluster(), "w1", pool_bytes=4 * MIB) as one:
+        folder = SpillFolder(tmp_path, one.core.me.worker, home=tmp_path, prefix="tb")
+        disk = DiskTier(one.core, folder, nbytes_max=4 * MIB)
+        tiers = Tiers(one.core, one.pool, one.store, disk, order=None, high=1.0, low=0.5)
+        one.core.spawn(disk.run(), name="disk")
+        taken = await one.puts.take(one.incoming(b"x" * MIB), deadline=soon())
+        held = one.store.get(TENANT, taken.artifact)
+        assert held is not None
+        persisting = asyncio.ensure_future(tiers.persist(held, keep=keep))
+        await until(began.is_set, "the writing")
+        persisting.cancel()
+        await asyncio.gather(persisting, return_exceptions=True)
+        if keep:
+            go.set()
+            await until(lambda: disk.get(held.where), "the file")
+        else:
+            await until(stopped.is_set, "the end of the writing")
+            await until(lambda: disk.used_bytes == 0, "the room")
+            assert disk.get(held.where) is None
+            monkeypatch.undo()
+            await tiers.persist(held)
+            assert disk.get(held.where) is not None
+        disk.close()
