@@ -19,6 +19,7 @@ from tensorbus.errors import (
     CancelledError,
     ConflictError,
     CorruptError,
+    DeadlineExceededError,
     InvalidArgumentError,
     NotFoundError,
     OutOfSpaceError,
@@ -161,7 +162,7 @@ class Operations:
                     event.set()
 
     async def done(self, order: Order, *, deadline: Deadline) -> Operation:
-        """Have a part of another operation done; cancelled, it cancels the part too.
+        """Have a part of another operation done; cancelled, or out of time, it cancels the part too.
 
         Raises:
             TensorbusError: Why the part did not succeed; UnavailableError: If its worker was lost.
@@ -169,7 +170,7 @@ class Operations:
         try:
             await self.submit(order, deadline=deadline)
             found = await self.until_ended(order.where, deadline=deadline)
-        except asyncio.CancelledError:
+        except (asyncio.CancelledError, DeadlineExceededError):
             self._core.spawn(self._cancel_part(order), name=f"cancel {order.id}")
             raise
         if found.state is OperationState.SUCCEEDED:

@@ -88,6 +88,28 @@ def test_threads_ask_for_operations_and_handles_wait_for_them(
         assert not bus.operations(running=True)
 
 
+async def test_of_several_who_give_one_key_to_different_operations_one_has_it(
+    start_worker: Callable[..., WorkerProgram], home: Path
+) -> None:
+    start_worker("basic", id="w1", host_id="h1")
+    start_worker("basic", id="w2", host_id="h2")
+    async with tb.aconnect(home=home, host_id="h1") as bus, tb.aconnect(home=home, host_id="h2") as other:
+        art = await bus.put({"w": torch.arange(1000)})
+        for n in range(5):
+            key = f"key{n}"
+            asked = [
+                bus.worker("w1").prefetch(art, id=key),
+                other.worker("w1").verify(art.id, id=key),
+                other.worker("w2").prefetch(art.id, id=key),
+                bus.worker("w2").evict(art, id=key),
+            ]
+            found = await asyncio.gather(*asked, return_exceptions=True)
+            taken = [one for one in found if isinstance(one, tb.ConflictError) and "key of another" in str(one)]
+            assert len(taken) == 3, found
+            states = [(await each.operation(key).status()) for each in (bus, other)]
+            assert states[0] == states[1]
+
+
 async def test_what_was_asked_for_is_begun_although_the_caller_leaves_at_once(
     start_worker: Callable[..., WorkerProgram], home: Path
 ) -> None:
