@@ -49,6 +49,7 @@ def _as_json(info: ArtifactInfo, specs: list[TensorSpec]) -> dict[str, object]:
         "keys": plain(info.keys),
         "versions": [{"name": series, "number": number} for series, number in info.versions],
         "replicas": plain(info.replicas),
+        "quarantined": plain(info.quarantined),
         "leases": plain(info.leases),
         "tensors": [
             {"name": s.name, "dtype": s.dtype, "shape": list(s.shape), "nbytes": s.nbytes, "digest": s.digest}
@@ -75,6 +76,13 @@ def _print(info: ArtifactInfo, specs: list[TensorSpec], *, shown: int) -> None:
         for one in info.replicas
     ]
     table(("REPLICA ON", "HOST", "TIER", "SIZE", "OF", "BYTES AT"), replicas, right=("SIZE",))
+    if info.quarantined:
+        print()
+        wrong = [
+            (one.worker, one.tier, short_id(one.view) if one.view else "whole", one.cause, str(one.position))
+            for one in info.quarantined
+        ]
+        table(("CORRUPT ON", "TIER", "OF", "FOUND BY", "SINCE"), wrong, right=("SINCE",))
     if info.leases:
         print()
         leases = [

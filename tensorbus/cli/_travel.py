@@ -23,6 +23,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 COLUMNS: Final = {
     "artifacts": ("artifact", "nbytes", "tensors", "live", "author", "reason"),
     "replicas": ("artifact", "worker", "tier", "nbytes", "view"),
+    "quarantines": ("artifact", "worker", "tier", "cause", "view"),
     "keys": ("key", "artifact", "gone"),
     "versions": ("name", "version", "artifact"),
     "views": ("view", "artifact"),
@@ -36,6 +37,7 @@ COLUMNS: Final = {
 LABELS: Final = {
     "artifact": ("artifact",),
     "replica": ("artifact", "worker", "tier"),
+    "quarantine": ("artifact", "worker", "tier"),
     "key": ("key",),
     "version": ("name", "version"),
     "view": ("view",),

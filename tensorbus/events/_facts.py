@@ -64,6 +64,15 @@ class DropReason(StrEnum):
     ASKED = "asked"
 
 
+class QuarantineCause(StrEnum):
+    """What showed that a replica has wrong bytes: its worker's own look (``verify``), the checksums of its spill file
+    (``spill``), or a reader's complaint, which the worker then found to be true (``reader``)."""
+
+    VERIFY = "verify"
+    SPILL = "spill"
+    READER = "reader"
+
+
 class OperationOutcome(StrEnum):
     """How a worker's operation ended."""
 
@@ -293,6 +302,29 @@ class ReplicaDropped:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ReplicaQuarantined:
+    """The author found its copy to have other bytes than the artifact's, and serves it no more.
+
+    The artifact lives on, without another copy too: reading it says then that its bytes are corrupt, until somebody
+    brings right ones.
+
+    Attributes:
+        cause: What showed it.
+        wrong: The tensors whose bytes are wrong as far as that is known, the first few of them, for people.
+        number: The author's running number over its own replica and lease facts, from 1 in each incarnation.
+    """
+
+    type: Literal["ReplicaQuarantined"] = "ReplicaQuarantined"
+    tenant: str
+    artifact: ArtifactId
+    view: ArtifactId | None
+    tier: Tier
+    cause: QuarantineCause
+    wrong: tuple[str, ...]
+    number: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class CallerLeaseGranted:
     """A caller holds a lease on the author's replica of an artifact.
 
@@ -502,6 +534,7 @@ Event = (
     | VersionPublished
     | ReplicaAdded
     | ReplicaDropped
+    | ReplicaQuarantined
     | CallerLeaseGranted
     | CallerLeaseEnded
     | OperationStarted

@@ -30,6 +30,7 @@ from tensorbus.events._facts import (
     PurgeCompleted,
     ReplicaAdded,
     ReplicaDropped,
+    ReplicaQuarantined,
     RoleGranted,
     SessionEnded,
     SessionOpened,
@@ -81,7 +82,7 @@ def aggregate(kind: str, tenant: str, name: str) -> Aggregate:
 def aggregate_of(event: Event) -> Aggregate:
     """The aggregate that the fact belongs to."""
     match event:
-        case ReplicaAdded() | ReplicaDropped():  # first, as most facts are that
+        case ReplicaAdded() | ReplicaDropped() | ReplicaQuarantined():  # first, as most facts are that
             return aggregate("replica", event.tenant, event.artifact)
         case SessionOpened() | SessionEnded():
             return aggregate("session", "", event.worker)

@@ -49,6 +49,10 @@ def artifact_text(record: Artifact, owed_by: tuple[WorkerId, Incarnation] | None
         (c.lease, c.worker, c.purpose, c.holder, -1 if c.ttl_ns is None else c.ttl_ns, c.seq)
         for c in record.leases.values()
     )
+    quarantined = sorted(
+        (q.worker, q.view or "", q.tier, q.incarnation, q.cause, q.lease or "", q.seq)
+        for q in record.quarantined.values()
+    )
     return _json(
         "artifact",
         (record.tenant, record.artifact, record.digest, record.nbytes, record.tensors),
@@ -58,6 +62,7 @@ def artifact_text(record: Artifact, owed_by: tuple[WorkerId, Incarnation] | None
         leases,
         (sorted(record.views.items()), sorted(record.keys), sorted(record.versions)),
         (record.destroyed, record.reason, owed_by),
+        *((quarantined,) if quarantined else ()),  # one without has the text that it had before there were any
     )
 
 

@@ -43,7 +43,7 @@ def dissolve(state: Directory) -> Iterator[None]:
     terms = state.terms
     assert isinstance(terms, dict)
     state.restored(state.seq, {}, 0)
-    indexes: list[dict[Any, Any]] = [*state.by_worker.values(), *state.by_lessor.values()]
+    indexes: list[dict[Any, Any]] = [*state.by_worker.values(), *state.by_lessor.values(), *state.quarantined.values()]
     indexes += [*state.running.values(), *state.finished.values()]
     tables: list[dict[Any, Any]] = [state.artifacts, terms, state.keys, state.series, state.heads, *indexes]
     tables.append(state.operations)

@@ -48,6 +48,7 @@ class Directory:
         orphans: Live artifacts without any replica, oldest first, each with the worker's life that owes its end (its
             caller's lease ended there), or ``None``: a witness owes it.
         by_worker: The artifacts of which a worker holds a replica.
+        quarantined: The artifacts of which a worker has a copy with wrong bytes.
         by_lessor: The artifacts on which a worker granted a caller's lease that has not ended.
         operations: Those that run, and of each worker the newest that ended, in the order in which they began.
         running: The operations of a worker that run.
@@ -73,6 +74,7 @@ class Directory:
         self.by_view: dict[tuple[str, ArtifactId], ArtifactId] = {}
         self.by_worker: dict[WorkerId, dict[tuple[str, ArtifactId], None]] = {}
         self.by_lessor: dict[WorkerId, dict[tuple[str, ArtifactId], None]] = {}
+        self.quarantined: dict[WorkerId, dict[tuple[str, ArtifactId], None]] = {}
         self.orphans: dict[tuple[str, ArtifactId], tuple[WorkerId, Incarnation] | None] = {}
         self.dropped: dict[str, int] = {}
         self.gaps = 0

@@ -18,6 +18,7 @@ from tensorbus.events import (
     Recorded,
     ReplicaAdded,
     ReplicaDropped,
+    ReplicaQuarantined,
     ViewDefined,
 )
 from tensorbus.ids import ArtifactId, Incarnation, WorkerId
@@ -25,6 +26,7 @@ from tensorbus.lifecycle._records import (
     Artifact,
     CallerLease,
     Key,
+    Quarantine,
     Replica,
     ReplicaKey,
     Session,
@@ -41,6 +43,7 @@ def evolve(state: Directory, recorded: Recorded[Event], author: Session) -> Verd
         case (
             ReplicaAdded()
             | ReplicaDropped()
+            | ReplicaQuarantined()
             | ArtifactDigested()
             | ViewDefined()
             | ArtifactDestroyed()
@@ -106,6 +109,8 @@ def _changed(state: Directory, record: Artifact, recorded: Recorded[Event], auth
             if fact.view is not None and fact.view not in record.views:
                 return Verdict(False, "missing")
             nbytes = record.nbytes if fact.nbytes == record.nbytes else fact.nbytes  # one int object for all copies
+            for mark in [q for q in record.quarantined.values() if (q.worker, q.view) == (author.worker, fact.view)]:
+                _lift(state, record, mark)
             add_replica(
                 state,
                 record,
@@ -130,6 +135,9 @@ def _changed(state: Directory, record: Artifact, recorded: Recorded[Event], auth
                 return Verdict(False, "held")
             if not drop_replica(state, record, ReplicaKey(author.worker, fact.view, fact.tier)):
                 return Verdict(False, "missing")
+        case ReplicaQuarantined() as fact:
+            if not _quarantine(state, record, fact, recorded.seq, author):
+                return Verdict(False, "missing")
         case CallerLeaseGranted() as fact:
             known = record.leases.get(fact.lease)
             if known is not None:
@@ -148,6 +156,8 @@ def _changed(state: Directory, record: Artifact, recorded: Recorded[Event], auth
             drop_lease(state, record, held)
             for replica in [r for r in record.replicas.values() if r.lease == fact.lease]:
                 drop_replica(state, record, replica.key, (author.worker, author.incarnation))
+            for mark in [q for q in record.quarantined.values() if q.lease == fact.lease]:
+                drop_quarantine(state, record, mark, (author.worker, author.incarnation))
     return _kept(record)
 
 
@@ -163,6 +173,8 @@ def _destroyed(state: Directory, record: Artifact, recorded: Recorded[Event], re
         touched.append(Touched("series", record.tenant, name))
     for replica in list(record.replicas):
         drop_replica(state, record, replica)
+    for mark in list(record.quarantined.values()):
+        _lift(state, record, mark)
     for lease in list(record.leases.values()):
         drop_lease(state, record, lease)
     for view in record.views:
@@ -205,9 +217,40 @@ def drop_replica(
         return False
     if not any(other.worker == key.worker for other in record.replicas):
         _unindex(state.by_worker, key.worker, record)
-    if not record.replicas and record.live:
-        state.orphans[record.where] = owed_by
+    _orphaned(state, record, owed_by)
     return True
+
+
+def _orphaned(state: Directory, record: Artifact, owed_by: tuple[WorkerId, Incarnation] | None) -> None:
+    """An artifact of which there is nothing left ends; one with a corrupt copy says so to its readers meanwhile."""
+    if record.live and not record.replicas and not record.quarantined:
+        state.orphans[record.where] = owed_by
+
+
+def _quarantine(state: Directory, record: Artifact, fact: ReplicaQuarantined, seq: int, author: Session) -> bool:
+    """Read from a copy no more; says whether it was there."""
+    key = state.shared_key(ReplicaKey(author.worker, fact.view, fact.tier))
+    replica = record.replicas.get(key)
+    if replica is None:
+        return False
+    mark = Quarantine(author.worker, author.incarnation, fact.tier, fact.view, fact.cause, replica.lease, seq)
+    record.quarantined[key] = mark
+    state.quarantined.setdefault(author.worker, {})[record.where] = None
+    return drop_replica(state, record, key)
+
+
+def drop_quarantine(
+    state: Directory, record: Artifact, mark: Quarantine, owed_by: tuple[WorkerId, Incarnation] | None = None
+) -> None:
+    """Forget a copy with wrong bytes; an artifact of which nothing is left becomes an orphan."""
+    _lift(state, record, mark)
+    _orphaned(state, record, owed_by)
+
+
+def _lift(state: Directory, record: Artifact, mark: Quarantine) -> None:
+    del record.quarantined[mark.key]
+    if not any(other.worker == mark.worker for other in record.quarantined):
+        _unindex(state.quarantined, mark.worker, record)
 
 
 def add_lease(state: Directory, record: Artifact, lease: CallerLease) -> None:

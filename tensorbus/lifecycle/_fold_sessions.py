@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from tensorbus.events import Event, Recorded, SessionEnded, SessionOpened, Tier
 from tensorbus.ids import WorkerId
-from tensorbus.lifecycle._fold_artifacts import drop_lease, drop_replica
+from tensorbus.lifecycle._fold_artifacts import drop_lease, drop_quarantine, drop_replica
 from tensorbus.lifecycle._fold_operations import lose
 from tensorbus.lifecycle._records import Session, Touched, Verdict
 
@@ -65,12 +65,15 @@ def _forget_memory(state: Directory, worker: WorkerId) -> tuple[Touched, ...]:
 
     The eldest artifact first: the order of an index is not the same in a state that began with a snapshot.
     """
-    indexed = (state.by_worker.get(worker, {}), state.by_lessor.get(worker, {}))  # a lease may outlive its replica
+    # A lease may outlive its replica.
+    indexed = [index.get(worker, {}) for index in (state.by_worker, state.by_lessor, state.quarantined)]
     concerned = sorted({where: None for index in indexed for where in index}, key=lambda at: state.artifacts[at].born)
     for where in concerned:
         record = state.artifacts[where]
         for replica in [r for r in record.replicas.values() if r.worker == worker and r.tier != Tier.DISK]:
             drop_replica(state, record, replica.key)
+        for mark in [q for q in record.quarantined.values() if q.worker == worker and q.tier != Tier.DISK]:
+            drop_quarantine(state, record, mark)
         for lease in [held for held in record.leases.values() if held.worker == worker]:
             drop_lease(state, record, lease)
     return tuple(Touched("artifact", *where) for where in concerned)

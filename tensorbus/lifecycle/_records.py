@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import NamedTuple
 
-from tensorbus.events import DestroyReason, LeasePurpose, ManifestRef, StreamPosition, Tier
+from tensorbus.events import DestroyReason, LeasePurpose, ManifestRef, QuarantineCause, StreamPosition, Tier
 from tensorbus.ids import ArtifactId, Incarnation, LeaseId, WorkerId
 
 
@@ -31,6 +31,28 @@ class Replica(NamedTuple):
     tier: Tier
     view: ArtifactId | None
     nbytes: int
+    lease: LeaseId | None
+    seq: int
+
+    @property
+    def key(self) -> ReplicaKey:
+        return ReplicaKey(self.worker, self.view, self.tier)
+
+
+class Quarantine(NamedTuple):
+    """A copy that its worker found to have wrong bytes: no place to read from, and known until right ones come.
+
+    Attributes:
+        incarnation: The worker's life that found it.
+        lease: The caller's lease it stood and fell with, or ``None`` if the worker owned the bytes.
+        seq: The sequence of the fact that said so.
+    """
+
+    worker: WorkerId
+    incarnation: Incarnation
+    tier: Tier
+    view: ArtifactId | None
+    cause: QuarantineCause
     lease: LeaseId | None
     seq: int
 
@@ -82,6 +104,7 @@ class Artifact:
 
     Attributes:
         where: Tenant and id, the one tuple that every index shares (a million replicas would each pay for their own).
+        quarantined: Copies with wrong bytes, each until its worker has a right one, gives it up or, but on disk, ends.
     """
 
     where: tuple[str, ArtifactId]
@@ -98,6 +121,7 @@ class Artifact:
     incarnation: Incarnation
     principal: str
     replicas: dict[ReplicaKey, Replica] = field(default_factory=dict)
+    quarantined: dict[ReplicaKey, Quarantine] = field(default_factory=dict)
     leases: dict[LeaseId, CallerLease] = field(default_factory=dict)
     views: dict[ArtifactId, str] = field(default_factory=dict)
     keys: dict[str, None] = field(default_factory=dict)
@@ -113,7 +137,7 @@ class Artifact:
         """Whether it goes on all the same, because somebody holds it or, for a put that was given up, built on it."""
         match reason:
             case DestroyReason.LOST | DestroyReason.LEASE_ENDED:
-                return bool(self.replicas)
+                return bool(self.replicas or self.quarantined)
             case DestroyReason.ABANDONED:
                 pinned = any(lease.purpose is LeasePurpose.PIN for lease in self.leases.values())
                 copied = any(held.worker != self.author for held in self.replicas.values())

@@ -20,7 +20,7 @@ from tensorbus.lifecycle._directory import Directory
 from tensorbus.lifecycle._fold_log import LOG
 from tensorbus.lifecycle._records import Artifact, CallerLease, Operation, Replica, Session, Touched
 
-FORMAT: Final = 2
+FORMAT: Final = 3
 NAME: Final = "tensorbus directory"
 PIECE_BYTES: Final = 64 * 1024
 ROWS_MAX: Final = 128
@@ -123,6 +123,8 @@ def _artifacts(state: Directory) -> Iterator[str]:
     for where, record in state.artifacts.items():
         yield _artifact(record, _term(state, "artifact", *where))
         yield from _replicas(record, places)
+        for mark in record.quarantined.values():
+            yield _encode(["quarantined", *mark])
         for names in _batches(record.keys):
             yield _encode(["named", names])
         for versions in _batches(record.versions):

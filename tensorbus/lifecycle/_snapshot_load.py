@@ -15,6 +15,7 @@ from tensorbus.events import (
     DestroyReason,
     LeasePurpose,
     ManifestRef,
+    QuarantineCause,
     StreamPosition,
     Subjects,
     Tier,
@@ -30,6 +31,7 @@ from tensorbus.lifecycle._records import (
     Operation,
     OperationState,
     Purge,
+    Quarantine,
     Replica,
     ReplicaKey,
     RoleLease,
@@ -90,6 +92,7 @@ class Loader:
             "artifact": self._artifact,
             "place": self._place,
             "replicas": self._replicas,
+            "quarantined": self._quarantined,
             "named": self._named,
             "versioned": self._versioned,
             "view": self._view,
@@ -242,6 +245,15 @@ class Loader:
                 key = self._state.shared_key(replica.key)
             replicas[key] = replica
             held[where] = None
+
+    def _quarantined(self, row: _Row) -> None:
+        record = self._record
+        assert record is not None
+        _, worker, incarnation, tier, view, cause, lease, seq = row
+        worker, incarnation = self._one(worker), self._one(incarnation)
+        mark = Quarantine(worker, incarnation, Tier(tier), view, QuarantineCause(cause), lease, seq)
+        record.quarantined[self._state.shared_key(mark.key)] = mark
+        self._state.quarantined.setdefault(worker, {})[record.where] = None
 
     def _named(self, row: _Row) -> None:
         assert self._record is not None

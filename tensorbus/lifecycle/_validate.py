@@ -30,7 +30,8 @@ def _artifact_violations(state: Directory) -> Iterator[str]:
     for where, record in state.artifacts.items():
         if record.where != where or where != (record.tenant, record.artifact):
             yield f"{where} holds the record of {record.where}"
-        if not record.live and (record.replicas or record.leases or record.views or record.keys or record.versions):
+        left = (record.replicas, record.quarantined, record.leases, record.views, record.keys, record.versions)
+        if not record.live and any(left):
             yield f"{where} has ended and still has replicas, leases, views or names"
         yield from _holding_violations(state, record)
 
@@ -43,6 +44,11 @@ def _holding_violations(state: Directory, record: Artifact) -> Iterator[str]:
             yield f"{record.where}: {replica} outlived its session"
         if replica.view is not None and replica.view not in record.views:
             yield f"{record.where}: {replica} is of an unknown view"
+    for key, mark in record.quarantined.items():
+        if key != mark.key or key in record.replicas:
+            yield f"{record.where}: {mark} lies under {key}, or is read from"
+        if mark.tier is not Tier.DISK and not state.is_live(mark.worker, mark.incarnation):
+            yield f"{record.where}: {mark} outlived its session"
     for name, lease in record.leases.items():
         session = state.sessions.get(lease.worker)
         if name != lease.lease or lease.artifact != record.artifact:
@@ -92,10 +98,13 @@ def _index_violations(state: Directory) -> Iterator[str]:
     yield from _difference("by_view", state.by_view, {(r.tenant, v): r.artifact for r in live for v in r.views})
     holders = {(replica.worker, r.where): True for r in live for replica in r.replicas.values()}
     yield from _difference("by_worker", {(w, a): True for w, of in state.by_worker.items() for a in of}, holders)
+    marked = {(mark.worker, r.where): True for r in live for mark in r.quarantined.values()}
+    yield from _difference("quarantined", {(w, a): True for w, of in state.quarantined.items() for a in of}, marked)
     lessors = {(lease.worker, r.where): True for r in live for lease in r.leases.values()}
     yield from _difference("by_lessor", {(w, a): True for w, of in state.by_lessor.items() for a in of}, lessors)
-    yield from _difference("orphans", dict.fromkeys(state.orphans), {r.where: None for r in live if not r.replicas})
-    for name in ("by_digest", "by_worker", "by_lessor"):
+    empty = {r.where: None for r in live if not r.replicas and not r.quarantined}
+    yield from _difference("orphans", dict.fromkeys(state.orphans), empty)
+    for name in ("by_digest", "by_worker", "quarantined", "by_lessor"):
         if not all(getattr(state, name).values()):
             yield f"{name} keeps an empty entry"
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from tensorbus.clock import NS_PER_S
 from tensorbus.events import LeasePurpose
 from tensorbus.ids import ArtifactId
-from tensorbus.lifecycle import Artifact, CallerLease, Directory, Replica, Series, Session
+from tensorbus.lifecycle import Artifact, CallerLease, Directory, Quarantine, Replica, Series, Session
 
 Json = dict[str, object]
 
@@ -24,6 +24,7 @@ def artifact_info(state: Directory, record: Artifact) -> Json:
         "live": record.live,
         "reason": None if record.reason is None else str(record.reason),
         "replicas": [_replica(state, replica) for replica in record.replicas.values()],
+        "quarantined": [_quarantine(mark) for mark in record.quarantined.values()],
         "keys": sorted(record.keys),
         "versions": [list(version) for version in sorted(record.versions)],
         "leases": [_lease(lease) for lease in record.leases.values()],
@@ -47,6 +48,16 @@ def _replica(state: Directory, replica: Replica) -> Json:
         "view": replica.view,
         "nbytes": replica.nbytes,
         "leased": replica.lease is not None,
+    }
+
+
+def _quarantine(mark: Quarantine) -> Json:
+    return {
+        "worker": mark.worker,
+        "tier": str(mark.tier),
+        "view": mark.view,
+        "cause": str(mark.cause),
+        "position": mark.seq,
     }
 
 

@@ -24,6 +24,7 @@ from tensorbus.events import (
     OperationStarted,
     ReplicaAdded,
     ReplicaDropped,
+    ReplicaQuarantined,
     RoleGranted,
     SessionEnded,
     SessionOpened,
@@ -93,7 +94,7 @@ def _place(subject: str, subjects: Subjects) -> tuple[str | None, str | None]:
 def _names(event: Event | UnknownEvent, author: str) -> tuple[str | None, str | None, str | None, str | None]:
     """Tenant, artifact, key or series, and worker that the fact is about."""
     match event:
-        case ReplicaAdded() | ReplicaDropped() | CallerLeaseGranted() | CallerLeaseEnded():
+        case ReplicaAdded() | ReplicaDropped() | ReplicaQuarantined() | CallerLeaseGranted() | CallerLeaseEnded():
             return event.tenant, event.artifact, None, author
         case ArtifactPut() | ArtifactRegistered():
             return event.tenant, event.artifact, event.key, author

@@ -18,6 +18,7 @@ from tensorbus.lifecycle import (
     Directory,
     Key,
     Operation,
+    Quarantine,
     Replica,
     ReplicaKey,
     Session,
@@ -29,6 +30,7 @@ RowKey = int | tuple[object, ...]
 """What finds an open row: the values of the table's ``Entity.row``, the bare number where it is one."""
 
 _NO_REPLICAS: Final[dict[ReplicaKey, Replica]] = {}  # stand for "none", never changed: most artifacts have no more
+_NO_QUARANTINE: Final[dict[ReplicaKey, Quarantine]] = {}
 _NO_LEASES: Final[dict[LeaseId, CallerLease]] = {}
 _NO_VIEWS: Final[dict[ArtifactId, str]] = {}
 _NO_VERSIONS: Final[dict[tuple[str, int], None]] = {}
@@ -71,6 +73,7 @@ class _Held:
 
     state: tuple[int, str | None, int | None]
     replicas: dict[ReplicaKey, Replica] = field(default_factory=lambda: _NO_REPLICAS)
+    quarantined: dict[ReplicaKey, Quarantine] = field(default_factory=lambda: _NO_QUARANTINE)
     leases: dict[LeaseId, CallerLease] = field(default_factory=lambda: _NO_LEASES)
     views: dict[ArtifactId, str] = field(default_factory=lambda: _NO_VIEWS)
     versions: dict[tuple[str, int], None] = field(default_factory=lambda: _NO_VERSIONS)
@@ -111,8 +114,9 @@ class RowTracker:
     def _changes(self, recorded: AnyRecorded, verdict: Verdict) -> tuple[Change, ...]:
         event = recorded.event
         if isinstance(event, (ReplicaAdded, ReplicaDropped)):  # most facts: nothing but that one copy has changed
-            key = ReplicaKey(recorded.headers.author, event.view, event.tier)
-            return self._one_replica((event.tenant, event.artifact), key)
+            where = (event.tenant, event.artifact)
+            if not self._artifacts[where].quarantined:  # else a right copy ends that of the wrong ones
+                return self._one_replica(where, ReplicaKey(recorded.headers.author, event.view, event.tier))
         return tuple(change for touched in verdict.touched for change in self._look(touched.kind, touched[1:]))
 
     def everything(self) -> Iterator[Change]:
@@ -167,6 +171,7 @@ class RowTracker:
             born, held.state = held.state[0], state
             yield Change("artifacts", born, record.born, _artifact_row(record))
         yield from _replica_changes(record, held)
+        yield from _quarantine_changes(record, held)
         yield from _lease_changes(record, held)
         yield from _view_changes(record, held)
         yield from _version_changes(record, held)
@@ -241,6 +246,20 @@ def _replica_change(where: Where, old: Replica | None, new: Replica | None) -> C
         return Change("replicas", old.seq if old else None, None)
     row = (*where, new.worker, new.view, new.tier, new.incarnation, new.nbytes, new.lease, new.seq)
     return Change("replicas", old.seq if old else None, new.seq, row)
+
+
+def _quarantine_changes(record: Artifact, held: _Held) -> Iterator[Change]:
+    old, new = held.quarantined, record.quarantined
+    if old == new:
+        return
+    held.quarantined = new.copy() if new else _NO_QUARANTINE
+    for key, mark in old.items():
+        if new.get(key) is not mark:
+            yield Change("quarantines", mark.seq, None)
+    for key, mark in new.items():
+        if old.get(key) is not mark:
+            what = (mark.worker, mark.view, mark.tier, mark.incarnation, mark.cause, mark.lease, mark.seq)
+            yield Change("quarantines", None, mark.seq, (*record.where, *what))
 
 
 def _lease_changes(record: Artifact, held: _Held) -> Iterator[Change]:

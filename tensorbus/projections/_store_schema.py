@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
 
-SCHEMA_VERSION: Final = 2
+SCHEMA_VERSION: Final = 3
 """A file of another version is not read but made anew (``tensorbus store rebuild``)."""
 
 TEXT, NUMBER, SIGNED, FLAG, TEXTS = "VARCHAR", "UBIGINT", "BIGINT", "BOOLEAN", "VARCHAR[]"
@@ -131,6 +131,23 @@ ENTITIES: Final = (
             Column("nbytes", NUMBER, "Bytes of the copy."),
             Column("lease", TEXT, "The caller's lease it stands and falls with."),
             Column("seq", NUMBER, "Sequence of the fact that made it."),
+        ),
+    ),
+    Entity(
+        "quarantines",
+        "Copies with wrong bytes: nobody reads them. Known until their worker has a right one, or the artifact ends.",
+        ("tenant", "artifact", "worker", "view", "tier"),
+        ("seq",),
+        (
+            _TENANT,
+            _ARTIFACT,
+            _WORKER,
+            Column("view", TEXT, "The view that it was a copy of; NULL for the whole."),
+            Column("tier", TEXT, "vram, dram, disk or source."),
+            _INCARNATION,
+            Column("cause", TEXT, "What showed it: verify, spill or reader."),
+            Column("lease", TEXT, "The caller's lease it stood and fell with."),
+            Column("seq", NUMBER, "Sequence of the fact that said so."),
         ),
     ),
     Entity(

@@ -28,7 +28,7 @@ _ABOUT: Final[dict[str, str]] = {
     "series": "tenant = $tenant AND kind = 'series' AND name = $name",
     "worker": "worker = $name",
 }
-_PARTS: Final = ("artifacts", "replicas", "views", "leases", "keys", "versions")
+_PARTS: Final = ("artifacts", "replicas", "quarantines", "views", "leases", "keys", "versions")
 """Tables whose rows belong to an artifact."""
 
 

@@ -27,7 +27,17 @@ from tensorbus.sdk._query import AsyncQueryResult
 from tensorbus.sdk._query_arrow import rows_of
 from tensorbus.sdk._query_bus import QueryResult
 from tensorbus.sdk._query_records import STATE_TABLES, FactRecord, Kind, Moment, State, StateChange
-from tensorbus.sdk._records import ArtifactInfo, EventRecord, KeyInfo, Lease, Position, Replica, SeriesInfo, WorkerInfo
+from tensorbus.sdk._records import (
+    ArtifactInfo,
+    EventRecord,
+    KeyInfo,
+    Lease,
+    Position,
+    Quarantine,
+    Replica,
+    SeriesInfo,
+    WorkerInfo,
+)
 from tensorbus.sdk._series import AsyncSubscription
 from tensorbus.transport import TransferReport
 
@@ -62,6 +72,7 @@ __all__ = [
     "Place",
     "Position",
     "Prefetched",
+    "Quarantine",
     "QueryResult",
     "Replica",
     "Replicated",

@@ -31,6 +31,7 @@ class State:
     Attributes:
         position: Where in the log.
         first: Sequence at which the store's history begins; 0: with the log.
+        quarantines: Copies with wrong bytes, which nobody is served from.
         sessions: The workers.
         operations: Those that run, and the newest that have ended.
         roles: Who has which role that one worker at a time may have.
@@ -40,6 +41,7 @@ class State:
     first: int
     artifacts: tuple[Row, ...] = ()
     replicas: tuple[Row, ...] = ()
+    quarantines: tuple[Row, ...] = ()
     keys: tuple[Row, ...] = ()
     versions: tuple[Row, ...] = ()
     views: tuple[Row, ...] = ()

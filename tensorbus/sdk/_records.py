@@ -40,6 +40,24 @@ class Replica:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Quarantine:
+    """A copy that its worker found to have other bytes than the artifact's: nobody is served from it.
+
+    Attributes:
+        tier: ``vram``, ``dram``, ``disk`` or ``source``.
+        view: Id of the view that it was a copy of, or ``None`` for the whole.
+        cause: What showed it: ``verify``, ``spill`` (the checksums of its file) or ``reader``.
+        position: Sequence of the fact that says so.
+    """
+
+    worker: str
+    tier: str
+    view: str | None
+    cause: str
+    position: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Lease:
     """A caller's lease on one worker's replica; ``ttl_s`` is ``None`` for one that holds until released."""
 
@@ -60,6 +78,7 @@ class ArtifactInfo:
         created_ns: Stream time of that fact, nanoseconds since the Unix epoch.
         reason: Why it ended, if it did.
         versions: Name and number of each version that it is.
+        quarantined: Copies with wrong bytes; without replicas beside them, reading is ``CorruptError``.
     """
 
     artifact: str
@@ -76,6 +95,7 @@ class ArtifactInfo:
     keys: tuple[str, ...]
     versions: tuple[tuple[str, int], ...]
     leases: tuple[Lease, ...]
+    quarantined: tuple[Quarantine, ...] = ()  # an older worker knows of none
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -23,6 +23,7 @@ from tensorbus.events import (
     Recorded,
     ReplicaAdded,
     ReplicaDropped,
+    ReplicaQuarantined,
     RoleGranted,
     SessionEnd,
     SessionEnded,
@@ -173,7 +174,7 @@ class Truth(MemoryCluster):
                     holders[event.artifact] = {who}
                 case ReplicaAdded():
                     holders[event.artifact].add(who)
-                case ReplicaDropped():
+                case ReplicaDropped() | ReplicaQuarantined():
                     holders[event.artifact].discard(who)
                 case CallerLeaseEnded() if event.lease in registrations:
                     holders[event.artifact].discard(who)

@@ -20,6 +20,7 @@ from tensorbus.events import (
     DropReason,
     FoldRaised,
     OperationOutcome,
+    QuarantineCause,
     RoleGranted,
     SessionEnd,
     SessionEnded,
@@ -80,6 +81,17 @@ def outcome(state: Directory) -> dict[str, Any]:
             if state.operations
             else {}
         ),
+        **(
+            {
+                "quarantined": {
+                    f"{tenant}/{artifact}": [[q.worker, q.view, q.tier, q.cause] for q in record.quarantined.values()]
+                    for (tenant, artifact), record in state.artifacts.items()
+                    if record.quarantined
+                }
+            }
+            if state.quarantined
+            else {}
+        ),
         "orphans": {f"{tenant}/{artifact}": by for (tenant, artifact), by in state.orphans.items()},
         "dropped": state.dropped,
         "gaps": state.gaps,
@@ -107,6 +119,7 @@ def history() -> h.Log:
     log.say(h.dropped, h.W1, artifact=h.D1)
     _operations(log)
     log.say(h.granted, h.W2, artifact=h.D1, lease=h.L2)
+    _corrupt(log)
     log.append(h.unbound("ключ \U0001f511", h.D1))
     log.append(h.put(h.Y, h.D2, tier=Tier.SOURCE), h.W2)
     _refused(log)
@@ -131,6 +144,15 @@ def _operations(log: h.Log) -> None:
     log.say(h.done, h.W2, id="evict", outcome=OperationOutcome.FAILED, error='{"kind":"conflict"}')
     log.say(h.done, h.W2, id="stop", outcome=OperationOutcome.CANCELLED, error='{"kind":"cancelled"}')
     log.say(h.done, h.W2, id="never")
+
+
+def _corrupt(log: h.Log) -> None:
+    """A copy that is healed, one that is not, and one that nobody has."""
+    log.say(h.quarantined, h.W2, artifact=h.D1, tier=Tier.DISK, cause=QuarantineCause.SPILL)
+    log.say(h.added, h.W2, artifact=h.D1, tier=Tier.DISK)
+    log.say(h.quarantined, h.W1, artifact=h.X, cause=QuarantineCause.READER)
+    log.say(h.quarantined, h.W2, artifact=h.D1, view=h.V1, tier=Tier.VRAM)
+    log.say(h.quarantined, h.W2, artifact=h.D1, view=h.V1, tier=Tier.VRAM)
 
 
 def _kept(log: h.Log) -> None:

@@ -35,9 +35,11 @@ from tensorbus.events import (
     OperationOutcome,
     OperationStarted,
     PurgeCompleted,
+    QuarantineCause,
     Recorded,
     ReplicaAdded,
     ReplicaDropped,
+    ReplicaQuarantined,
     RoleGranted,
     SessionEnd,
     SessionEnded,
@@ -191,6 +193,19 @@ def dropped(
     return ReplicaDropped(tenant=T, artifact=artifact, view=view, tier=tier, reason=reason, number=number)
 
 
+def quarantined(
+    number: int,
+    artifact: ArtifactId = X,
+    *,
+    view: ArtifactId | None = None,
+    tier: Tier = Tier.DRAM,
+    cause: QuarantineCause = QuarantineCause.VERIFY,
+) -> ReplicaQuarantined:
+    return ReplicaQuarantined(
+        tenant=T, artifact=artifact, view=view, tier=tier, cause=cause, wrong=("w",), number=number
+    )
+
+
 def began(number: int, id: str = "op1", operation: str = "prefetch", artifact: ArtifactId = X) -> OperationStarted:
     return OperationStarted(tenant=T, id=id, operation=operation, artifact=artifact, args="{}", number=number)
 
@@ -279,6 +294,7 @@ facts: tuple[st.SearchStrategy[Event], ...] = (
     st.builds(began, number, operation_ids, st.sampled_from(("prefetch", "evict")), artifacts),
     st.builds(done, number, operation_ids, st.sampled_from(OperationOutcome), error=st.sampled_from((None, "{}"))),
     st.builds(dropped, number, artifacts, tier=tiers, reason=st.just(DropReason.ASKED)),
+    st.builds(quarantined, number, artifacts, view=st.none() | views, tier=tiers),
 )
 store_facts: tuple[st.SearchStrategy[Event], ...] = (
     st.just(RoleGranted(role=STORE_ROLE)),
@@ -322,6 +338,7 @@ steps = st.builds(
         facts[9],
         facts[14],
         facts[15],
+        facts[17],
         *store_facts,
         store_facts[4],
         st.one_of(raised, st.builds(UnknownEvent, st.just("FromTheFuture"))),
@@ -333,11 +350,12 @@ steps = st.builds(
 
 
 def write(history: list[Step]) -> Log:
-    """The messages of a history on a log that has two sessions and three artifacts to meet."""
+    """The messages of a history on a log that has two sessions, three artifacts and a name to meet."""
     log = Log()
     log.open(W1)
     log.open(W2)
     log.append(put())
+    log.append(bound())
     log.append(put(Y, None), W2)
     log.append(registered(D1, D1))
     log.append(RoleGranted(role=STORE_ROLE))
@@ -366,7 +384,13 @@ def _write(log: Log, step: Step) -> None:
 def in_line(event: Event | UnknownEvent, state: Directory, number: int) -> Event | UnknownEvent:
     if isinstance(
         event,
-        ReplicaAdded | ReplicaDropped | CallerLeaseGranted | CallerLeaseEnded | OperationStarted | OperationEnded,
+        ReplicaAdded
+        | ReplicaDropped
+        | ReplicaQuarantined
+        | CallerLeaseGranted
+        | CallerLeaseEnded
+        | OperationStarted
+        | OperationEnded,
     ):
         return replace(event, number=number)
     if isinstance(event, VersionPublished):

@@ -135,5 +135,5 @@ def test_every_fact_is_either_said_by_its_author_or_decided_by_a_rule() -> None:
     by_keeper = {"SnapshotTaken", "Archived", "LogPurged", "PurgeCompleted"}
     by_operator = {"FoldRaised"}
     by_author = {"ReplicaAdded", "ReplicaDropped", "CallerLeaseGranted", "CallerLeaseEnded", "SessionOpened"}
-    by_author |= {"OperationStarted", "OperationEnded"}
+    by_author |= {"ReplicaQuarantined", "OperationStarted", "OperationEnded"}
     assert by_rule | by_author | by_keeper | by_operator == {cls.__name__ for cls in EVENT_TYPES}

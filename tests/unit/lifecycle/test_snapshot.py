@@ -212,7 +212,7 @@ def test_a_writers_error_is_noticed() -> None:
         load([bent], verify=True)
 
 
-@pytest.mark.parametrize(("old", "new"), [(b'"format":2', b'"format":3'), (b'"fold":1', b'"fold":2')])
+@pytest.mark.parametrize(("old", "new"), [(b'"format":3', b'"format":4'), (b'"fold":1', b'"fold":2')])
 def test_what_a_newer_program_wrote_asks_for_an_upgrade(old: bytes, new: bytes) -> None:
     with pytest.raises(UnavailableError, match="upgrade"):
         load([resealed(written(rich().state), old, new)])

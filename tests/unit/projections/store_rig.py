@@ -73,6 +73,7 @@ def expected(state: Directory) -> Rows:
     rows: Rows = {
         "artifacts": {_artifact(record) for record in state.artifacts.values()},
         "replicas": set(),
+        "quarantines": set(),
         "views": set(),
         "leases": set(),
         "versions": set(),
@@ -88,6 +89,9 @@ def expected(state: Directory) -> Rows:
         for r in record.replicas.values():
             what = (r.worker, r.view, str(r.tier), r.incarnation, r.nbytes, r.lease, r.seq)
             rows["replicas"].add((*record.where, *what))
+        for q in record.quarantined.values():
+            what = (q.worker, q.view, str(q.tier), q.incarnation, str(q.cause), q.lease, q.seq)
+            rows["quarantines"].add((*record.where, *what))
         for view, definition in record.views.items():
             rows["views"].add((record.tenant, view, record.artifact, definition))
         for c in record.leases.values():

@@ -47,6 +47,7 @@ PUBLIC = {
     "Position",
     "Prefetched",
     "QueryResult",
+    "Quarantine",
     "Replica",
     "Replicated",
     "SeriesInfo",
