@@ -110,7 +110,7 @@ def grants(roles: Iterable[Role], name: str, *, subjects: Subjects) -> Permissio
         else:
             publish.append(subjects.rpc(">"))
         if role is Role.BASIC:
-            subscribe += [subjects.rpc(f"permit.{name}"), subjects.rpc(f"op.{name}")]
+            subscribe += [subjects.rpc(f"{what}.{name}") for what in ("permit", "op", "check")]
         if role is Role.STORE:
             subscribe += [subjects.rpc("query"), subjects.rpc(f"store.{name}")]
     return Permissions(

@@ -57,7 +57,10 @@ class LeasePurpose(StrEnum):
 
 
 class DropReason(StrEnum):
-    """Why one replica went while the artifact lives on; ``asked`` counts only while another copy is there for good."""
+    """Why one replica went while the artifact lives on; ``asked`` counts only while another copy is there for good.
+
+    ``corrupt`` is in old logs: since :class:`ReplicaQuarantined` a copy with wrong bytes is not dropped.
+    """
 
     EVICTED = "evicted"
     CORRUPT = "corrupt"

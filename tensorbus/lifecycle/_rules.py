@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
 
-from tensorbus.errors import ConflictError, NotFoundError
+from tensorbus.errors import ConflictError, CorruptError, NotFoundError
 from tensorbus.events import (
     ArtifactDestroyed,
     ArtifactDigested,
@@ -295,6 +295,18 @@ def _missing_version(series: Series, name: str, number: int) -> NotFoundError:
     else:
         what = f"there is no version {number} of {name!r}; the last is {series.last}"
     return NotFoundError(what, name=name, version=number, last=series.last)
+
+
+def corrupt_artifact(record: Artifact) -> CorruptError:
+    """What a reader is told of an artifact whose last copies have wrong bytes."""
+    marks = sorted(record.quarantined.values(), key=lambda mark: mark.seq)
+    copies = ", ".join(f"worker {mark.worker} ({mark.tier}, since {mark.seq})" for mark in marks)
+    return CorruptError(
+        f"artifact {record.artifact!r} has no right copy left; those with wrong bytes were on {copies}. Put the same "
+        "bytes again to heal it, or destroy it",
+        artifact=record.artifact,
+        quarantined=[{"worker": mark.worker, "tier": str(mark.tier), "position": {"TB": mark.seq}} for mark in marks],
+    )
 
 
 def missing_key(known: Key | None, key: str) -> NotFoundError:

@@ -97,6 +97,17 @@ class BlockTable:
         self._sums[index] = checksum
         self._known[index] = True
 
+    def changed(self, parts: Sequence[memoryview]) -> list[int]:
+        """The blocks whose bytes are not what they were when their checksum was learned."""
+        found: list[int] = []
+        for index, block in enumerate(self.blocks):
+            known = self.sum_of(index)
+            if known is not None:
+                views = [view for offset, nbytes in block for view in pieces(parts, offset, nbytes)]
+                if checksum(views) != known:
+                    found.append(index)
+        return found
+
 
 def pieces(parts: Sequence[memoryview], offset: int, nbytes: int) -> list[memoryview]:
     """The bytes of a span over parts that are laid end to end, each rounded up to whole pages.

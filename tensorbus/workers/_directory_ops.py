@@ -272,6 +272,8 @@ class DirectoryOps:
     async def locate(self, caller: Caller, request: Request) -> Reply:
         record = self._live(caller, request, op="locate")
         info = artifact_info(self._core.state, record)
+        if record.quarantined and not record.replicas:
+            raise rules.corrupt_artifact(record)
         sources = {one.worker: one for one in sources_of(self._core.state, record) if one.data}
         asked = PermitAsk(op="read", tenant=record.tenant, artifact=record.artifact)
         permits = await ask_permits(self._core, list(sources), asked, deadline=request.deadline)

@@ -13,7 +13,7 @@ from typing import Final, TypeVar
 
 from tensorbus.clock import Deadline
 from tensorbus.errors import ConflictError, CorruptError, OutOfSpaceError, UnavailableError
-from tensorbus.events import DropReason, Event, ReplicaAdded, ReplicaDropped, Tier
+from tensorbus.events import DropReason, Event, QuarantineCause, ReplicaAdded, ReplicaDropped, ReplicaQuarantined, Tier
 from tensorbus.ids import ArtifactId
 from tensorbus.lifecycle import Artifact, Replica
 from tensorbus.model import Layout, Manifest
@@ -238,7 +238,7 @@ class DiskTier:
         """Compare a copy with its checksums, if there is one.
 
         Raises:
-            CorruptError: If it has other bytes; it is put aside, and no replica any more.
+            CorruptError: If it has other bytes; it is put aside, and quarantined.
             UnavailableError: If it cannot be read.
         """
         spill = self._spills.get(where)
@@ -356,7 +356,7 @@ class DiskTier:
         """Bring an artifact back into memory; ``None`` if it is not on this disk.
 
         Raises:
-            CorruptError: If its file is not what was written; it is put aside, and said to be no replica any more.
+            CorruptError: If its file is not what was written; it is put aside, and quarantined.
             OutOfSpaceError: If memory has no room; UnavailableError: If the disk cannot be read.
         """
         if not self.usable or (self._spills.get(record.where) is None and self._attached.is_set()):
@@ -393,15 +393,25 @@ class DiskTier:
         return Held(record.tenant, record.artifact, tuple(parts), layout, manifest)
 
     async def corrupt(self, where: Where, spill: Spill, error: CorruptError) -> None:
-        """A file is not what was written: put it aside, and say that it is no replica."""
+        """A file is not what was written: put it aside, and say that it is corrupt."""
+        while (running := self._writing.get(where)) is not None:
+            await asyncio.wait([running])
         if self._spills.get(where) is not spill or self._folder is None:
             return
+        # A right copy is written only when this is said, else the log would take that for the wrong one.
+        said: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._writing[where] = said
         self._lose(where)
         self._going.add(where)
-        aside = await asyncio.to_thread(self._folder.put_aside, spill.path)
-        log.error("a replica on disk is corrupt: artifact=%s kept=%s reason=%s", where[1], aside, error)
-        with suppress(ConflictError, UnavailableError):
-            await self._say_dropped(where, DropReason.CORRUPT)
+        try:
+            aside = await asyncio.to_thread(self._folder.put_aside, spill.path)
+            log.error("a replica on disk is corrupt: artifact=%s kept=%s reason=%s", where[1], aside, error)
+            with suppress(ConflictError, UnavailableError):
+                await self._say_corrupt(where)
+        finally:
+            self._going.discard(where)
+            del self._writing[where]
+            said.set_result(None)
         self.on_corrupt(where, spill.header.must)
 
     # -- giving up ----------------------------------------------------------------------------------------------------
@@ -447,6 +457,20 @@ class DiskTier:
         def fact(number: int) -> Event:
             return ReplicaAdded(
                 tenant=where[0], artifact=where[1], view=None, tier=Tier.DISK, nbytes=nbytes, number=number
+            )
+
+        await self._core.author.say(fact, deadline=known_outcome())
+
+    async def _say_corrupt(self, where: Where) -> None:
+        def fact(number: int) -> Event:
+            return ReplicaQuarantined(
+                tenant=where[0],
+                artifact=where[1],
+                view=None,
+                tier=Tier.DISK,
+                cause=QuarantineCause.SPILL,
+                wrong=(),
+                number=number,
             )
 
         await self._core.author.say(fact, deadline=known_outcome())

@@ -14,7 +14,7 @@ from blake3 import blake3
 
 from tensorbus.clock import Deadline
 from tensorbus.errors import ConflictError, CorruptError, NotFoundError, TensorbusError, UnavailableError
-from tensorbus.events import DropReason, Event, ReplicaDropped, Tier
+from tensorbus.events import QuarantineCause
 from tensorbus.ids import ArtifactId, LeaseId, WorkerId, b32, prefixed
 from tensorbus.lifecycle import Artifact, Operation, Session, rules
 from tensorbus.transport import TransferReport
@@ -22,8 +22,9 @@ from tensorbus.workers._core import Core
 from tensorbus.workers._directory_ops import sources_of
 from tensorbus.workers._disk import DiskTier
 from tensorbus.workers._fetch import HERE, Fetches
+from tensorbus.workers._integrity import Integrity
 from tensorbus.workers._leases import Leases
-from tensorbus.workers._puts import digest_held, known_outcome
+from tensorbus.workers._puts import known_outcome
 from tensorbus.workers._store import Held, Store
 from tensorbus.workers._tiers import Tiers
 
@@ -31,7 +32,6 @@ log = logging.getLogger("tensorbus.workers")
 
 EXECUTE_S: Final = 3600.0
 """What an operation may take that was given no deadline."""
-WRONG_SHOWN: Final = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +90,15 @@ class Executors:
     """The operations of one worker."""
 
     def __init__(
-        self, core: Core, *, store: Store, fetches: Fetches, tiers: Tiers, disk: DiskTier, leases: Leases
+        self,
+        core: Core,
+        *,
+        store: Store,
+        fetches: Fetches,
+        tiers: Tiers,
+        disk: DiskTier,
+        leases: Leases,
+        integrity: Integrity,
     ) -> None:
         self._core = core
         self._store = store
@@ -98,6 +106,7 @@ class Executors:
         self._tiers = tiers
         self._disk = disk
         self._leases = leases
+        self._integrity = integrity
         self._table: dict[str, Callable[[_Job], Awaitable[Done]]] = {
             "prefetch": self._prefetch,
             "pin": self._pin,
@@ -197,50 +206,28 @@ class Executors:
         return Done({"worker": job.order.worker, "nbytes": record.nbytes}, position)
 
     async def _verify(self, job: _Job) -> Done:
-        """Read every copy here; those with other bytes are given up, and named."""
+        """Read every copy here; those with other bytes are quarantined, and named."""
         record, me = self._live(job), job.order.worker
         held, spilled = self._store.get(*record.where), self._disk.get(record.where) is not None
         if held is None and not spilled:
             text = f"worker {me} has no copy of {record.artifact!r} to verify"
             raise NotFoundError(text, artifact=record.artifact, worker=me)
-        tiers = ([] if held is None else [str(held.tier)]) + ([str(Tier.DISK)] if spilled else [])
-        job.progress.total = record.nbytes * len(tiers)
-        wrong: dict[str, list[str]] = {}
-        if held is not None:
-            wrong[str(held.tier)] = await self._wrong_in(held)
-            job.progress.done += record.nbytes
-        if spilled:
-            wrong[str(Tier.DISK)] = await self._wrong_on_disk(record)
-            job.progress.done += record.nbytes
-        if any(wrong.values()):
-            bad = {tier: names for tier, names in wrong.items() if names}
+        if held is not None and not held.manifest.digested:
+            raise ConflictError(f"{held.artifact!r} has no digests yet to verify its bytes by", artifact=held.artifact)
+        job.progress.total = record.nbytes * ((held is not None) + spilled)
+        looked = await self._integrity.look(record.where, QuarantineCause.VERIFY)
+        job.progress.done = job.progress.total
+        bad = {str(tier): names for tier, names in looked.items() if names}
+        if bad:
             raise CorruptError(
                 f"the copy of {record.artifact!r} on worker {me} ({', '.join(bad)}) has other bytes than its digests "
-                "promise, and was given up",
+                "promise, and is quarantined",
                 artifact=record.artifact,
                 worker=me,
                 wrong=bad,
             )
-        found = {"worker": me, "nbytes": record.nbytes, "tensors": record.tensors, "tiers": tiers}
+        found = {"worker": me, "nbytes": record.nbytes, "tensors": record.tensors, "tiers": [*map(str, looked)]}
         return Done(found)
-
-    async def _wrong_in(self, held: Held) -> list[str]:
-        """The tensors of a copy in memory whose bytes are wrong."""
-        if not held.manifest.digested:
-            raise ConflictError(f"{held.artifact!r} has no digests yet to verify its bytes by", artifact=held.artifact)
-        with self._tiers.using(held.where):
-            found = await asyncio.to_thread(digest_held, held)
-            wrong = [now.name for now, then in zip(found, held.manifest, strict=True) if now.digest != then.digest]
-        if wrong and held.lease is None:
-            await self._drop(held, DropReason.CORRUPT)
-        return wrong[:WRONG_SHOWN]
-
-    async def _wrong_on_disk(self, record: Artifact) -> list[str]:
-        try:
-            await self._disk.verify(record.where)
-        except CorruptError as error:
-            return [error.message]
-        return []
 
     async def _replicate(self, job: _Job) -> Done:
         record = self._live(job)
@@ -310,19 +297,6 @@ class Executors:
 
     def _live(self, job: _Job) -> Artifact:
         return rules.live_artifact(self._core.state, tenant=job.order.tenant, artifact=job.order.artifact)
-
-    async def _drop(self, held: Held, reason: DropReason) -> int:
-        """Say that the copy goes, and only then give its memory back."""
-
-        def fact(number: int) -> Event:
-            return ReplicaDropped(
-                tenant=held.tenant, artifact=held.artifact, view=None, tier=held.tier, reason=reason, number=number
-            )
-
-        position, _ = await self._core.author.say(fact, deadline=known_outcome())
-        if self._store.get(*held.where) is held:
-            self._store.drop(*held.where)
-        return position
 
 
 @dataclass(frozen=True, slots=True)

@@ -42,7 +42,7 @@ from tensorbus.workers._core import Core, off_loop
 from tensorbus.workers._directory_ops import sources_of
 from tensorbus.workers._disk import DiskTier
 from tensorbus.workers._permits import PermitAsk, ask_permit, ask_permits
-from tensorbus.workers._puts import Puts, digest_held, known_outcome
+from tensorbus.workers._puts import Puts, known_outcome, wrong_tensors
 from tensorbus.workers._shared import Shared
 from tensorbus.workers._store import Held, Store, Where, spans_of
 from tensorbus.workers._tiers import Tiers
@@ -123,6 +123,13 @@ class Fetches:
         self._puts = puts
         self._running: dict[Where, Shared[tuple[Held, TransferReport]]] = {}
         self._transfers: dict[Where, Transfer] = {}
+        self._doubted: set[Where] = set()
+        self.on_wrong: Callable[[WorkerId, Where], None] = lambda _worker, _where: None
+        """Told of a worker from which wrong bytes came."""
+
+    def doubt(self, where: Where) -> None:
+        """A copy of this was corrupt: the next one is compared with the digests, whatever the settings say."""
+        self._doubted.add(where)
 
     def done_bytes(self, where: Where) -> int:
         """Bytes that have come of a transfer that is under way; 0 if none is."""
@@ -187,28 +194,51 @@ class Fetches:
             # It ended while it came. What lives under its id now, if anything does, is another life of it.
             now = rules.live_artifact(self._core.state, tenant=held.tenant, artifact=held.artifact)
             return await self._fetch(now, shared)
+        self._doubted.discard(record.where)
         return held, held.came or report
 
     async def _bring_here(self, record: Artifact) -> tuple[Held, TransferReport]:
         """Bytes from this worker's disk or from others, in memory of our own and said to nobody yet."""
         failures: list[TensorbusError] = []
         try:
-            held = None if self._disk is None else await self._disk.read(record, self._room)
+            held = await self._from_disk(record)
         except (CorruptError, UnavailableError) as error:
             failures.append(error)
         else:
             if held is not None:
                 return held, RELOADED
-        for source in self._sources(record):
+        alone, sources = False, self._sources(record)
+        while sources:
+            source = sources.pop(0)
             try:
-                held = await self._from(source, record)
+                held = await self._from(source, record, alone=alone)
             except PASSING as error:
                 log.warning("fetch failed: artifact=%s source=%s reason=%s", record.artifact, source.worker, error)
                 failures.append(error)
+                if isinstance(error, CorruptError) and not alone:
+                    # Of several that brought wrong bytes together nobody knows whose they are: each is asked alone.
+                    alone, sources = True, self._sources(record) if _shared(record) else sources
                 continue
             return held, TransferReport(path="tcp", why=f"from worker {source.worker}")
         await self._catch_up()
         raise self._no_source(record, failures)
+
+    async def _from_disk(self, record: Artifact) -> Held | None:
+        """Bytes of this worker's disk; if they are in doubt, only if they are those of the digests."""
+        if self._disk is None:
+            return None
+        spill = self._disk.get(record.where)
+        held = await self._disk.read(record, self._room)
+        if held is None or record.where not in self._doubted or not held.manifest.digested:
+            return held
+        wrong = await asyncio.to_thread(wrong_tensors, held)
+        if not wrong:
+            return held
+        held.release()
+        error = CorruptError(f"{record.artifact!r} was spilled with wrong bytes: {', '.join(wrong[:3])}")
+        if spill is not None:
+            await self._disk.corrupt(record.where, spill, error)
+        raise error
 
     async def _catch_up(self) -> None:
         """A source may know of an end that has not come here: what is gone must not be called unreachable."""
@@ -222,14 +252,14 @@ class Fetches:
         me = self._core.me.worker
         return [one for one in sources_of(self._core.state, record) if one.data and one.worker != me]
 
-    async def _from(self, source: Session, record: Artifact) -> Held:
-        """Copy the bytes into a segment of our own and check them: from this source, and from the others that have them
-        laid out alike."""
+    async def _from(self, source: Session, record: Artifact, *, alone: bool) -> Held:
+        """Copy the bytes into a segment of our own and check them: from this source, and unless ``alone`` from
+        the others that have them laid out alike."""
         deadline = Deadline(FETCH_S, what=f"fetching {record.artifact}")
         lead = await self._open(source, record, deadline)
         segment: Segment | None = None
         try:
-            others = await self._others(lead, record, deadline)
+            others = [] if alone else await self._others(lead, record, deadline)
             segment = await self._room(lead.layout.nbytes, record.tenant)
             segment.label = record.artifact
             held = Held(record.tenant, record.artifact, (segment,), lead.layout, lead.manifest)
@@ -271,7 +301,7 @@ class Fetches:
 
     async def _others(self, lead: _Opened, record: Artifact, deadline: Deadline) -> list[Origin]:
         """More who have it, if there is enough to share out."""
-        if lead.layout.nbytes < SHARED_BYTES_MIN:
+        if not _shared(record):
             return []
         others = {one.worker: one for one in self._sources(record) if one.worker != lead.origin.name}
         permits = await ask_permits(self._core, list(others)[:SOURCES_MAX], _question(record), deadline=deadline)
@@ -295,10 +325,24 @@ class Fetches:
         finally:
             if self._transfers.get(held.where) is transfer:  # not that of who began anew after this was called off
                 del self._transfers[held.where]
-        digests = self._how.verify is Verify.DIGESTS and held.manifest.digested
-        if digests and await asyncio.to_thread(digest_held, held) != held.manifest:
-            raise CorruptError(f"{held.artifact!r} came with bytes that are not its digests'")
+            for name, error in transfer.failures.items():
+                if isinstance(error, CorruptError):
+                    self.on_wrong(WorkerId(name), held.where)
+        await self._check_digests(held, report)
         held.came = replace(report, why=self._why(report))
+
+    async def _check_digests(self, held: Held, report: TransferReport) -> None:
+        wanted = self._how.verify is Verify.DIGESTS or held.where in self._doubted
+        if not wanted or not held.manifest.digested:
+            return
+        wrong = await asyncio.to_thread(wrong_tensors, held)
+        if wrong:
+            for name in report.sources:
+                self.on_wrong(WorkerId(name), held.where)
+            raise CorruptError(
+                f"{held.artifact!r} came with bytes that are not its digests': {', '.join(wrong[:3])}",
+                artifact=held.artifact,
+            )
 
     async def _watch(self, transfer: Transfer, origins: list[Origin]) -> None:
         """Ask no more of a source whose session has ended: it may be stopped, and silent for ever."""
@@ -338,15 +382,22 @@ class Fetches:
         now = self._core.state.artifact(record.tenant, record.artifact)
         if now is None or not now.live:
             return rules.missing_artifact(now, record.artifact)
+        corrupt = all(isinstance(failure, CorruptError) for failure in failures)
+        if corrupt and now.quarantined and not now.replicas:
+            return rules.corrupt_artifact(now)
         holders = sorted({replica.worker for replica in record.replicas.values()})
-        corrupt = [failure for failure in failures if isinstance(failure, CorruptError)]
-        cls = CorruptError if failures and len(corrupt) == len(failures) else UnavailableError
+        cls = CorruptError if failures and corrupt else UnavailableError
         reason = "; ".join(str(failure) for failure in failures) or "none of them can be reached from here"
         return cls(
             f"artifact {record.artifact!r} is on {', '.join(holders) or 'no worker'}: {reason}",
             artifact=record.artifact,
             workers=holders,
         )
+
+
+def _shared(record: Artifact) -> bool:
+    """Whether it is enough to be brought by several sources."""
+    return record.nbytes >= SHARED_BYTES_MIN
 
 
 def _question(record: Artifact) -> PermitAsk:

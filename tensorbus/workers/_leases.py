@@ -210,7 +210,9 @@ class Leases:
     def _over(self, granted: _Granted) -> None:
         """From this moment the lease is no more, and nothing is read under it; the fact follows."""
         del self._granted[granted.lease]
-        if granted.purpose is LeasePurpose.REGISTER:
+        held = self._store.get(granted.tenant, granted.artifact)
+        # What is held may be a copy of ours by now, after the caller's memory was found to be wrong.
+        if granted.purpose is LeasePurpose.REGISTER and held is not None and held.lease == granted.lease:
             self._store.drop(granted.tenant, granted.artifact)
 
     def _end_soon(self, granted: _Granted, reason: LeaseEnd) -> None:

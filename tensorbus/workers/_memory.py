@@ -8,9 +8,8 @@ from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from typing import Any
 
-from tensorbus.clock import Deadline
 from tensorbus.config import Settings
-from tensorbus.errors import OutOfSpaceError, TensorbusError
+from tensorbus.errors import OutOfSpaceError
 from tensorbus.transport import PinWatch, Pool, tls_files
 from tensorbus.transport._spill_folder import SpillFolder
 from tensorbus.workers._announce import Announcer
@@ -20,16 +19,15 @@ from tensorbus.workers._core import Core
 from tensorbus.workers._disk import DiskTier
 from tensorbus.workers._executors import Executors
 from tensorbus.workers._fetch import Fetches, ways_of
+from tensorbus.workers._integrity import Integrity
 from tensorbus.workers._leases import Leases
 from tensorbus.workers._operations import Operations
 from tensorbus.workers._puts import Puts
 from tensorbus.workers._reclaim import Reclaim
-from tensorbus.workers._store import Store, Where
+from tensorbus.workers._store import Store
 from tensorbus.workers._tiers import Order, Tiers
 
 log = logging.getLogger("tensorbus.workers")
-
-HEAL_S = 3600.0
 
 MakeOrder = Callable[[str, int], Order]
 """Makes an eviction policy by its name, for a tier of so many bytes."""
@@ -66,7 +64,9 @@ class MemoryRole:
         self.ops = BytesOps(
             core, tiers=self.tiers, store=self.store, puts=self.puts, fetches=self.fetches, leases=self.leases
         )
-        self.disk.on_corrupt = self._heal
+        self.integrity = Integrity(
+            core, store=self.store, puts=self.puts, disk=self.disk, tiers=self.tiers, fetches=self.fetches
+        )
         core.disk_stats = self.disk.stats if settings.disk_bytes else None
         self.operations = Operations(core, self._executors())
         self.announcer = Announcer(core, self.store, self.leases)
@@ -81,6 +81,7 @@ class MemoryRole:
             tiers=self.tiers,
             disk=self.disk,
             leases=self.leases,
+            integrity=self.integrity,
         )
 
     def _retired(self, segment: int, writer: str | None) -> None:
@@ -100,7 +101,7 @@ class MemoryRole:
             pins.start()
             if settings.reserve_bytes:
                 core.spawn(role._fill_reserve(), name="fill reserve")
-            async with role.bulk.permitting(), role.operations.answering():
+            async with role.bulk.permitting(), role.operations.answering(), role.integrity.answering():
                 yield role
         finally:
             pins.close()
@@ -115,18 +116,6 @@ class MemoryRole:
     def on_loss(self) -> None:
         """The log lost its tail."""
         self.disk.on_loss()
-
-    def _heal(self, where: Where, must: bool) -> None:
-        """A copy on disk was corrupt: one that was promised is made again, from memory or another worker."""
-        if must:
-            self._core.spawn(self._persist_again(where), name=f"heal {where[1]}")
-
-    async def _persist_again(self, where: Where) -> None:
-        try:
-            held, _ = await self.fetches.ensure(*where, deadline=Deadline(HEAL_S, what=f"healing {where[1]}"))
-            await self.tiers.persist(held, must=True)
-        except TensorbusError as error:
-            log.error("a copy on disk stays lost: artifact=%s reason=%s", where[1], error)
 
     async def _fill_reserve(self) -> None:
         try:

@@ -195,7 +195,7 @@ class Puts:
         self, held: Held, fact: ArtifactPut | ArtifactRegistered, incoming: Incoming, *, deadline: Deadline
     ) -> tuple[int, ArtifactId | None]:
         """Append the birth. The bytes are served from the moment that a reader can learn of them, and not before."""
-        async with self._one_at_a_time(held.where):
+        async with self.one_at_a_time(held.where):
             before = self._store.expected(held.where)
             if before is not None:
                 # Of an earlier put that was given up: two must not wait for one birth.
@@ -222,8 +222,8 @@ class Puts:
         return position, outcome.artifact if isinstance(outcome, rules.Existing) else None
 
     @asynccontextmanager
-    async def _one_at_a_time(self, where: Where) -> AsyncIterator[None]:
-        """Two puts of one id through this worker must not both hold its place in the store."""
+    async def one_at_a_time(self, where: Where) -> AsyncIterator[None]:
+        """Facts about one id's bytes here, one after the other: two puts must not both hold its place in the store."""
         turn = self._births.setdefault(where, _Turn())
         turn.users += 1
         try:
@@ -245,7 +245,7 @@ class Puts:
                 artifact=existing,
             )
         held = Held(tenant, existing, incoming.parts, incoming.layout, incoming.manifest)
-        async with deadline.scope(), self._one_at_a_time(held.where):
+        async with deadline.scope(), self.one_at_a_time(held.where):
             # A copy that is here now counts: whoever brought it has heard so.
             here = self._store.get(tenant, existing)
             if here is not None:
@@ -264,7 +264,7 @@ class Puts:
             ConflictError: If the artifact was destroyed meanwhile; the memory is given back then.
         """
         try:
-            async with deadline.scope(), self._one_at_a_time(held.where):
+            async with deadline.scope(), self.one_at_a_time(held.where):
                 there = self._store.get(*held.where)
                 if there is not None and there is not held:
                     held.release()
@@ -353,7 +353,7 @@ class Puts:
                 return None
             return rules.destroy(state, tenant=tenant, artifact=artifact, reason=DestroyReason.ABANDONED)
 
-        async with self._one_at_a_time((tenant, artifact)):  # who puts the same bytes now waits, and does not join them
+        async with self.one_at_a_time((tenant, artifact)):  # who puts the same bytes now waits, and does not join them
             await self._core.author.decide(rule, deadline=known_outcome(), principal=principal)
 
     async def _birth_fact(
@@ -480,3 +480,9 @@ def digest_held(held: Held) -> Manifest:
         finally:
             for view in views:
                 view.release()
+
+
+def wrong_tensors(held: Held) -> list[str]:
+    """The tensors whose bytes are not those of their digests. Blocks as :func:`digest_held` does."""
+    found = digest_held(held)
+    return [now.name for now, then in zip(found, held.manifest, strict=True) if now.digest != then.digest]

@@ -62,7 +62,7 @@ class Reclaim:
     def _is_there(self, where: Where, tier: Tier) -> bool:
         if tier is Tier.DISK and self._disk is not None:
             return self._disk.holds(where)
-        return self._store.get(*where) is not None
+        return self._store.get(*where) is not None or self._store.is_aside(where)
 
     @property
     def _life(self) -> tuple[WorkerId, Incarnation]:

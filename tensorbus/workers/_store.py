@@ -123,6 +123,7 @@ class Store:
         self.on_used: Callable[[Where], None] = lambda _where: None
         self.on_dropped: Callable[[Where], None] = lambda _where: None
         self._expected: dict[Where, tuple[Held, tuple[int, int]]] = {}
+        self._aside: dict[Where, Held] = {}
 
     def __len__(self) -> int:
         return len(self._held)
@@ -172,6 +173,22 @@ class Store:
             del self._expected[where]
             self.drop(*where)  # the same bytes, if the log had lost their artifact
             self.add(held, life=at[1])
+
+    def set_aside(self, held: Held) -> None:
+        """Hold bytes that nobody is to read any more, until it is said that they are wrong."""
+        if self._held.get(held.where) is held:
+            del self._held[held.where]
+            self._aside[held.where] = held
+            self.on_dropped(held.where)
+
+    def is_aside(self, where: Where) -> bool:
+        return where in self._aside
+
+    def give_up(self, held: Held) -> None:
+        """Give the memory back of what was set aside."""
+        if self._aside.get(held.where) is held:
+            del self._aside[held.where]
+            held.release()
 
     def owns(self, parts: tuple[Segment, ...]) -> bool:
         """Whether memory is that of something held."""

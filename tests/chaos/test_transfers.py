@@ -18,7 +18,7 @@ from tensorbus.testing._certificates import make_certificates
 from tensorbus.testing._processes import Program, WorkerProgram
 from tensorbus.transport import BulkClient
 from tests.chaos.conftest import Field, fds
-from tests.integration.workers.raw import Raw, until
+from tests.integration.workers.raw import Raw, flip, until
 from tests.sizes import SIZES
 
 pytestmark = [pytest.mark.chaos, pytest.mark.timeout(SIZES.timeout_s)]
@@ -113,23 +113,6 @@ async def test_many_transfers_leave_descriptors_and_memory_as_they_were(start_wo
             assert resident_bytes(worker) < nbytes + 32 * MIB
 
 
-def flip(worker: Program, near: bytes) -> None:
-    """Change one bit of a worker's segment in which some bytes lie."""
-    maps = Path(f"/proc/{worker.pid}/maps").read_text().splitlines()
-    with open(f"/proc/{worker.pid}/mem", "r+b", buffering=0) as memory:
-        for line in maps:
-            if "memfd:tensorbus" not in line:
-                continue
-            start, end = (int(text, 16) for text in line.split()[0].split("-"))
-            memory.seek(start)
-            at = memory.read(end - start).find(near)
-            if at >= 0:
-                memory.seek(start + at)
-                memory.write(bytes([near[0] ^ 1]))
-                return
-    pytest.fail("the bytes are not there")
-
-
 async def test_a_replica_that_changed_in_memory_is_never_handed_on(start_worker: Start) -> None:
     data = random.Random(2).randbytes(12 * MIB)
     one, two = start_worker(id="w1", host_id="h1"), start_worker(id="w2", host_id="h2")
@@ -147,7 +130,10 @@ async def test_a_replica_that_changed_in_memory_is_never_handed_on(start_worker:
         flip(one, data[5 * MIB : 5 * MIB + 64])
         opened = await third.open(artifact, at_least=position)
         assert opened.bytes("w") == data  # w1 is asked first, and was found out
-        for worker in (two, three):
+        async with Deadline(20, what="w1's healing").scope():
+            while len((await third.resolve(artifact))["replicas"]) < 3:
+                await asyncio.sleep(0.02)
+        for worker in (one, two, three):
             flip(worker, data[5 * MIB : 5 * MIB + 64])
         with pytest.raises(CorruptError):
             await fourth.open(artifact, at_least=position)

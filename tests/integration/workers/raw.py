@@ -12,6 +12,7 @@ from typing import Any
 
 from tensorbus.clock import Deadline
 from tensorbus.model import Layout, Manifest, TensorSpec, plan_layout
+from tensorbus.testing._processes import Program
 from tensorbus.transport import (
     Connection,
     PinnedMap,
@@ -33,6 +34,24 @@ async def until(condition: Callable[[], object], what: str, *, timeout_s: float 
     async with Deadline(timeout_s, what=what).scope():
         while not condition():
             await asyncio.sleep(0.02)
+
+
+def flip(worker: Program, near: bytes) -> None:
+    """Change one bit of each of a worker's segments in which some bytes lie."""
+    maps = Path(f"/proc/{worker.pid}/maps").read_text().splitlines()
+    found = False
+    with open(f"/proc/{worker.pid}/mem", "r+b", buffering=0) as memory:
+        for line in maps:
+            if "memfd:tensorbus" not in line:
+                continue
+            start, end = (int(text, 16) for text in line.split()[0].split("-"))
+            memory.seek(start)
+            at = memory.read(end - start).find(near)
+            if at >= 0:
+                memory.seek(start + at)
+                memory.write(bytes([near[0] ^ 1]))
+                found = True
+    assert found, "the bytes are not there"
 
 
 @dataclass

@@ -26,7 +26,7 @@ class NoSource(Fetches):
         self.before = asyncio.Event()
         self.before.set()
 
-    async def _from(self, source: Session, record: Artifact) -> Held:
+    async def _from(self, source: Session, record: Artifact, *, alone: bool) -> Held:
         self.asked.append(source.worker)
         await self.before.wait()
         raise self.error
