@@ -205,12 +205,17 @@ class _Server:
                 task.add_done_callback(lambda _: self._ended(number, request))
             case "call":
                 raise RemoteProtocolError(f"call with the id {number!r}, which is in use or no number")
-            case "cancel" if isinstance(number, int) and number in self._tasks:
-                self._tasks[number].cancel()
-            case "cancel" if isinstance(number, int) and number in self._undo:
-                self._undo.pop(number)()  # the answer was on its way to somebody who had given up
+            case "cancel" if isinstance(number, int):
+                self._give_up(number)
             case _:
                 frame.fds.close()
+
+    def _give_up(self, number: int) -> None:
+        # The answer first: its task may not have ended yet, and cancelling that would no longer take anything back.
+        if (undo := self._undo.pop(number, None)) is not None:
+            undo()
+        elif (task := self._tasks.get(number)) is not None:
+            task.cancel()
 
     async def _answer(self, number: int, request: Request) -> None:
         try:

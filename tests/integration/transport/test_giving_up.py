@@ -30,6 +30,9 @@ class Granting:
 
     async def __call__(self, request: Request, session: PeerSession) -> Reply:
         await asyncio.sleep(self.pause_s)
+        return self.grant()
+
+    def grant(self) -> Reply:
         self.out += 1
         return Reply({}, undo=self._take_back)
 
@@ -75,6 +78,46 @@ async def test_an_answer_that_comes_too_late_is_taken_back() -> None:
         async with asyncio.timeout(5):
             while granting.out != kept:
                 await asyncio.sleep(0.01)
+    await server
+
+
+async def test_an_answer_is_taken_back_at_the_moment_at_which_it_is_given() -> None:
+    """The word that the caller gives up comes between the answer and the end of its task."""
+    here, there = pair()
+    granting = Granting()
+
+    async def handler(request: Request, session: PeerSession) -> Reply:
+        here.post({"t": "cancel", "id": 1})
+        there._on_readable()
+        return granting.grant()
+
+    server = asyncio.create_task(serve(there, handler, ids=SystemIds()))
+    here.post({"t": "call", "id": 1, "op": "x", "args": {}, "timeout_s": 5.0})
+    async with asyncio.timeout(5):
+        assert (await here.recv()) is not None
+        while granting.out != 0:
+            await asyncio.sleep(0)
+    here.close()
+    await server
+
+
+async def test_an_answer_that_waits_for_a_slow_reader_is_taken_back() -> None:
+    here, there = pair()
+    granting = Granting()
+
+    async def handler(request: Request, session: PeerSession) -> Reply:
+        return Reply({}, bytes(8 << 20), undo=granting.grant().undo)
+
+    server = asyncio.create_task(serve(there, handler, ids=SystemIds()))
+    here._read(False)
+    here.post({"t": "call", "id": 1, "op": "x", "args": {}, "timeout_s": 5.0})
+    async with asyncio.timeout(5):
+        while granting.out != 1:
+            await asyncio.sleep(0)
+        here.post({"t": "cancel", "id": 1})
+        while granting.out != 0:
+            await asyncio.sleep(0)
+    here.close()
     await server
 
 
