@@ -19,6 +19,7 @@ from tensorbus.transport._device_runtime import cuda_missing
 from tensorbus.transport._device_staging import StagingPlan
 from tensorbus.transport._fds import Fds
 from tensorbus.transport._frames import Decoder, Frame, LocalProtocolError, RemoteProtocolError, encode
+from tensorbus.transport._lines import Lines
 from tensorbus.transport._maps import PinnedMap, map_private, map_shared, populate
 from tensorbus.transport._memory import MemoryChannel, memory_pair
 from tensorbus.transport._pool import PinWatch, Pool, PoolStats, Segment, SegmentState
@@ -62,6 +63,7 @@ __all__ = [
     "Handler",
     "HostDevice",
     "HostMemory",
+    "Lines",
     "Listener",
     "LocalProtocolError",
     "MemoryChannel",

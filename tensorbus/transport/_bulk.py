@@ -61,6 +61,15 @@ class Wire:
         except OSError as exc:
             raise self._translate(exc) from exc
 
+    def standing(self) -> bool:
+        """Whether the peer has not hung up yet; does not wait, and takes nothing in."""
+        try:
+            return socket.socket.recv(self._sock, 1, socket.MSG_PEEK | socket.MSG_DONTWAIT) != b""
+        except BlockingIOError:
+            return True
+        except OSError:
+            return False
+
     def limit(self, header_bytes_max: int) -> None:
         """Accept messages of up to that size from now on."""
         self._parser.header_bytes_max = header_bytes_max

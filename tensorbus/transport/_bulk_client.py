@@ -86,6 +86,7 @@ class BulkClient:
         self._lock = threading.RLock()
         self._closed = False
         self._requests = 0
+        self._farewells = 0  # sources given back, whose answers are still to be read
 
     @classmethod
     def connect(
@@ -138,6 +139,9 @@ class BulkClient:
         """
         with _Exchange(self, deadline):
             self._wire.send({**request, "t": "open", "tables": tables})
+            while self._farewells:
+                self._expect("closed")
+                self._farewells -= 1
             header = self._expect("opened")
             match header:
                 case {
@@ -219,6 +223,24 @@ class BulkClient:
         with _Exchange(self, deadline):
             self._wire.send({"t": "close", "source": source})
             self._expect("closed")
+
+    def rest(self, source: int) -> bool:
+        """Give a source back without waiting for the answer, with nothing else open or asked for.
+
+        Returns:
+            Whether the connection can :meth:`open` another later.
+        """
+        try:
+            with _Exchange(self, Deadline(None)):
+                self._wire.send({"t": "close", "source": source})
+                self._farewells += 1
+        except TensorbusError:
+            return False
+        return True
+
+    def standing(self) -> bool:
+        """Whether the peer has not hung up, as far as this side knows."""
+        return not self._closed and self._wire.standing()
 
     def put(
         self,

@@ -12,6 +12,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Final
 
 from tensorbus.clock import NS_PER_S, Clock, Deadline, SystemClock
@@ -23,8 +24,10 @@ from tensorbus.errors import (
     UnavailableError,
 )
 from tensorbus.transport._blocks import Block, block_bytes
+from tensorbus.transport._bulk import LostError
 from tensorbus.transport._bulk_client import BulkClient, Came, OpenedSource, Wanted
 from tensorbus.transport._frames import RemoteProtocolError
+from tensorbus.transport._lines import Line, Lines
 from tensorbus.transport._shares import Path, Run, Shares
 
 log = logging.getLogger("tensorbus.transport")
@@ -78,17 +81,58 @@ class Ways:
         locals: Addresses of this machine to connect from, one connection after the other; any when empty.
         tls: With what to speak TLS; plain when ``None``.
         sums: Whether every block is checked against its checksum.
+        lines: Where connections rest between transfers; ``None`` closes them.
     """
 
     connections: int = 4
     locals: tuple[str, ...] = ()
     tls: ssl.SSLContext | None = None
     sums: bool = True
+    lines: Lines | None = None
 
     def connect(self, address: Address, number: int, *, deadline: Deadline) -> BulkClient:
         """Connect to an address, from the local one that has its turn."""
-        local = self.locals[number % len(self.locals)] if self.locals else None
-        return BulkClient.connect(*address, deadline=deadline, local=local, tls=self.tls)
+        return BulkClient.connect(*address, deadline=deadline, local=self._local(number), tls=self.tls)
+
+    def open(self, origin: Origin, number: int, *, tables: bool, deadline: Deadline) -> tuple[BulkClient, OpenedSource]:
+        """Open what an origin lends, over a connection that rests or a new one.
+
+        Args:
+            number: Of the connection: each has its turn of the addresses on both sides.
+            tables: Whether manifest and layout should come.
+
+        Raises:
+            UnavailableError: If nobody answers; TensorbusError: What the owner raised.
+        """
+        line = self._line(origin, number)
+        rested = None if self.lines is None else self.lines.take(line)
+        if rested is not None:
+            try:
+                return rested, rested.open(origin.request, tables=tables, deadline=deadline)
+            except LostError:  # it was cut while it rested
+                rested.close()
+            except BaseException:
+                rested.close()
+                raise
+        client = self.connect(line[0], number, deadline=deadline)
+        try:
+            return client, client.open(origin.request, tables=tables, deadline=deadline)
+        except BaseException:
+            client.close()
+            raise
+
+    def rest(self, origin: Origin, number: int, client: BulkClient, source: OpenedSource) -> None:
+        """Take a connection back on which all that was asked for has come."""
+        if self.lines is not None and client.rest(source.source):
+            self.lines.keep(self._line(origin, number), client)
+        else:
+            client.close()
+
+    def _line(self, origin: Origin, number: int) -> Line:
+        return origin.addresses[number % len(origin.addresses)], self._local(number)
+
+    def _local(self, number: int) -> str | None:
+        return self.locals[number % len(self.locals)] if self.locals else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -173,7 +217,10 @@ class Transfer:
         self._spare.extend(origins)
         try:
             with self._changed:
-                self._begin(len(origins), opened)
+                alone = self._begin(len(origins), opened)
+            if alone is not None:
+                alone()
+            with self._changed:
                 while not (self._over or self._shares.finished):
                     if not self._shares.paths and not self._reserve():
                         break
@@ -219,13 +266,20 @@ class Transfer:
 
     # -- paths --------------------------------------------------------------------------------------------------------
 
-    def _begin(self, origins: int, opened: tuple[BulkClient, OpenedSource] | None) -> None:
+    def _begin(self, origins: int, opened: tuple[BulkClient, OpenedSource] | None) -> Callable[[], None] | None:
+        """Start what carries the blocks; a path that is the only one is given back, for the caller's own thread."""
         most = 1 + len(self._blocks) // BLOCKS_PER_CONNECTION
         connections = max(1, min(self._ways.connections, most))
+        if connections == 1 and self._spare:
+            origin = self._spare.popleft()
+            path = Path(origin.name)
+            self._shares.join(path)
+            return partial(self._carry, path, origin, 0, opened)
         used = min(origins, connections)
         for _ in range(used):
             self._start(self._spare.popleft(), -(-connections // used), opened)
             opened = None
+        return None
 
     def _reserve(self) -> bool:
         """Turn to an origin that was not needed so far; says whether there was one."""
@@ -258,8 +312,9 @@ class Transfer:
         try:
             while self._wanted_still(path):
                 before = path.rate, path.since_ns
+                lead, opened = opened, None
                 try:
-                    self._connected(path, origin, number, opened)
+                    self._connected(path, origin, number, lead)
                     return
                 except TensorbusError as error:
                     tries = 1 if (path.rate, path.since_ns) != before else tries + 1
@@ -267,13 +322,14 @@ class Transfer:
                 except Exception as error:  # the thread's edge: the transfer goes on without this path
                     log.exception("a path of a transfer failed")
                     self._failed(path, UnavailableError(f"a path failed: {error!r}"), tries=TRIES_MAX)
-                opened = None
                 if tries >= TRIES_MAX:
                     return
                 with self._changed:
                     if not self._over:
                         self._changed.wait(_RETRY_S * 2**tries)
         finally:
+            if opened is not None:
+                opened[0].close()
             with self._changed:
                 self._shares.leave(path)
                 self._changed.notify_all()
@@ -303,29 +359,29 @@ class Transfer:
         self, path: Path, origin: Origin, number: int, opened: tuple[BulkClient, OpenedSource] | None
     ) -> None:
         client, source = opened or self._open(origin, number)
+        done = False
         try:
             with self._changed:
                 if self._over or path.source in self.failures:
                     return
                 self._clients[path] = client
             self._pump(path, client, source.source)
+            done = True
         finally:
             with self._changed:
                 self._clients.pop(path, None)
-            client.close()
+            if done:
+                self._ways.rest(origin, number, client, source)
+            else:
+                client.close()
 
     def _open(self, origin: Origin, number: int) -> tuple[BulkClient, OpenedSource]:
-        address = origin.addresses[number % len(origin.addresses)]
         left = self._deadline.left()
-        connecting = Deadline(CONNECT_S if left is None else min(CONNECT_S, left), what=f"connecting to {origin.name}")
-        client = self._ways.connect(address, number, deadline=connecting)
-        try:
-            source = client.open(origin.request, tables=False, deadline=connecting)
-            if source.tables != self._tables:
-                raise ConflictError(f"{origin.name} has the same artifact laid out differently")
-        except BaseException:
+        opening = Deadline(CONNECT_S if left is None else min(CONNECT_S, left), what=f"connecting to {origin.name}")
+        client, source = self._ways.open(origin, number, tables=False, deadline=opening)
+        if source.tables != self._tables:
             client.close()
-            raise
+            raise ConflictError(f"{origin.name} has the same artifact laid out differently")
         return client, source
 
     # -- blocks -------------------------------------------------------------------------------------------------------
@@ -342,6 +398,8 @@ class Transfer:
                 self._came(path, came if self._by_index else self._renumbered(run, came))
             with self._changed:
                 self._shares.ended(path)
+                if self._shares.finished and not asked:
+                    self._clients.pop(path, None)  # at rest: whoever ends the transfer need not cut it
                 self._changed.notify_all()
 
     def _take(self, path: Path, *, idle: bool) -> list[Run]:

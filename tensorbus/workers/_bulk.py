@@ -18,7 +18,7 @@ from tensorbus.transport import BulkServer, BulkSink, BulkSource, Segment, TlsFi
 from tensorbus.workers import _requests as ask
 from tensorbus.workers._core import Core
 from tensorbus.workers._fetch import Fetches
-from tensorbus.workers._permits import PermitAsk, Permits, parse_ask
+from tensorbus.workers._permits import KeyAsk, PermitAsk, Permits, parse_ask
 from tensorbus.workers._puts import Incoming, Placement, Puts, Taken, digest_held, known_outcome
 from tensorbus.workers._store import Held, Store
 from tensorbus.workers._tiers import Tiers
@@ -84,6 +84,9 @@ class BulkSide:
 
     async def _permit(self, data: bytes) -> bytes:
         asked = parse_ask(data)
+        if isinstance(asked, KeyAsk):
+            key = self._permits.issue_key()
+            return json.dumps({"key": key.id, "secret": key.secret.hex()}).encode()
         if asked.op == "read":
             await self._held(asked)
         return json.dumps({"token": self._permits.issue(asked)}).encode()

@@ -304,7 +304,9 @@ class BytesOps:
     async def _at_hand(self, record: Artifact, request: Request) -> tuple[Held, TransferReport, bytes]:
         """The artifact's bytes here and its manifest, such that they are still here when this returns."""
         while True:
-            held, how = await self._fetches.ensure(record.tenant, record.artifact, deadline=request.deadline)
+            held, how = await self._fetches.ensure(
+                record.tenant, record.artifact, deadline=request.deadline, said=False
+            )
             body = await held.manifest_json()
             if self._store.get(*held.where) is held:
                 return held, how, body

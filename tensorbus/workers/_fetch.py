@@ -28,6 +28,7 @@ from tensorbus.model import Layout, Manifest
 from tensorbus.transport import (
     BlockTable,
     BulkClient,
+    Lines,
     OpenedSource,
     Origin,
     Pool,
@@ -41,7 +42,7 @@ from tensorbus.transport import (
 from tensorbus.workers._core import Core, off_loop
 from tensorbus.workers._directory_ops import sources_of
 from tensorbus.workers._disk import DiskTier
-from tensorbus.workers._permits import PermitAsk, ask_permit, ask_permits
+from tensorbus.workers._permits import Keys, PermitAsk
 from tensorbus.workers._puts import Puts, known_outcome, wrong_tensors
 from tensorbus.workers._shared import Shared
 from tensorbus.workers._store import Held, Store, Where, spans_of
@@ -85,6 +86,7 @@ def ways_of(settings: Settings) -> How:
         locals=tuple(hosts) if len(hosts) > 1 else (),
         tls=None if files is None else files.context(server=False),
         sums=settings.data_verify is not Verify.OFF,
+        lines=Lines(),
     )
     return How(ways, settings.data_verify)
 
@@ -118,6 +120,7 @@ class Fetches:
         self._tiers = tiers
         self._disk = disk
         self._core = core
+        self._keys = Keys(core)
         self._pool = pool
         self._store = store
         self._puts = puts
@@ -131,17 +134,23 @@ class Fetches:
         """A copy of this was corrupt: the next one is compared with the digests, whatever the settings say."""
         self._doubted.add(where)
 
+    def close(self) -> None:
+        """Close the connections that rest."""
+        if self._how.ways.lines is not None:
+            self._how.ways.lines.close()
+
     def done_bytes(self, where: Where) -> int:
         """Bytes that have come of a transfer that is under way; 0 if none is."""
         transfer = self._transfers.get(where)
         return 0 if transfer is None else transfer.nbytes_done
 
     async def ensure(
-        self, tenant: str, artifact: ArtifactId, *, deadline: Deadline, keep: bool = True
+        self, tenant: str, artifact: ArtifactId, *, deadline: Deadline, keep: bool = True, said: bool = True
     ) -> tuple[Held, TransferReport]:
         """Have the artifact's bytes here.
 
         Args:
+            said: Whether the copy must be on the log already; who only reads need not wait for that.
             keep: Whether they are to come also when this caller gives up. A transfer that nobody waits for and nobody
                 wants kept is called off.
 
@@ -150,17 +159,16 @@ class Fetches:
             OutOfSpaceError: If the pool has no room; CorruptError: If every source gave wrong bytes.
         """
         record = rules.live_artifact(self._core.state, tenant=tenant, artifact=artifact)
-        held = self._store.get(tenant, record.artifact)
-        if held is not None:
-            self._store.used(held.where)
-            return held, HERE
         where = (tenant, record.artifact)
-        running = self._running.get(where)
+        held, running = self._store.get(*where), self._running.get(where)
+        if held is not None and not (said and running):
+            self._store.used(where)
+            return held, HERE
         if running is None:
             running = self._begin(record)
         try:
             async with deadline.scope():
-                return await running.wait(keep=keep)
+                return await running.wait(keep=keep, early=not said)
         finally:
             if running.unwanted:
                 self._forget(where, running)  # who asks from now on has it begun anew
@@ -188,14 +196,21 @@ class Fetches:
         self, record: Artifact, shared: Shared[tuple[Held, TransferReport]]
     ) -> tuple[Held, TransferReport]:
         held, report = await shared.part(self._bring_here(record))
+        came = held.came or report
+
+        def on_held(held: Held) -> None:
+            now = self._core.state.artifact(*record.where)
+            if now is not None and now.live and now.born == record.born:
+                shared.hand_out((held, came))
+
         try:
-            held, _ = await self._puts.add_replica(held, deadline=known_outcome())
+            held, _ = await self._puts.add_replica(held, on_held=on_held, deadline=known_outcome())
         except ConflictError:
             # It ended while it came. What lives under its id now, if anything does, is another life of it.
             now = rules.live_artifact(self._core.state, tenant=held.tenant, artifact=held.artifact)
             return await self._fetch(now, shared)
         self._doubted.discard(record.where)
-        return held, held.came or report
+        return held, held.came or came
 
     async def _bring_here(self, record: Artifact) -> tuple[Held, TransferReport]:
         """Bytes from this worker's disk or from others, in memory of our own and said to nobody yet."""
@@ -258,38 +273,33 @@ class Fetches:
         deadline = Deadline(FETCH_S, what=f"fetching {record.artifact}")
         lead = await self._open(source, record, deadline)
         segment: Segment | None = None
+        handed_over = False
         try:
             others = [] if alone else await self._others(lead, record, deadline)
             segment = await self._room(lead.layout.nbytes, record.tenant)
             segment.label = record.artifact
             held = Held(record.tenant, record.artifact, (segment,), lead.layout, lead.manifest)
             held.blocks = BlockTable(spans_of(lead.manifest, lead.layout))
+            handed_over = True
             await self._bring(lead, others, held, deadline)
             segment.seal()
             return held
         except BaseException:
             if segment is not None:
                 segment.release()
+            if not handed_over:
+                lead.client.close()
             raise
-        finally:
-            lead.client.close()
 
     async def _open(self, source: Session, record: Artifact, deadline: Deadline) -> _Opened:
         """Connect to a source and hear what it has."""
-        addresses = parse_addresses(source.data)
-        connecting = Deadline(CONNECT_S, what=f"connecting to worker {source.worker}")
-        dialling = asyncio.ensure_future(
-            asyncio.to_thread(self._how.ways.connect, addresses[0], 0, deadline=connecting)
-        )
         try:
-            permit = await ask_permit(self._core, source.worker, _question(record), deadline=deadline)
-            client = await asyncio.shield(dialling)
-        except BaseException:
-            dialling.add_done_callback(_hang_up)
-            raise
+            origin, client, opened = await self._reached(source, record, deadline)
+        except DeniedError:  # it has given so many keys since that it forgot ours
+            if not self._keys.forget(source.worker):
+                raise
+            origin, client, opened = await self._reached(source, record, deadline)
         try:
-            origin = Origin(name=source.worker, addresses=addresses, request={"permit": permit})
-            opened = await asyncio.to_thread(client.open, origin.request, deadline=deadline)
             manifest = await off_loop(Manifest.from_json, opened.manifest, weight=record.tensors)
             layout = Layout.from_json(opened.layout, manifest)
             if record.digest is not None and manifest.digested and manifest.content_id() != record.digest:
@@ -299,16 +309,30 @@ class Fetches:
             client.close()
             raise
 
+    async def _reached(
+        self, source: Session, record: Artifact, deadline: Deadline
+    ) -> tuple[Origin, BulkClient, OpenedSource]:
+        permit = await self._keys.sign(source.worker, source.incarnation, _question(record), deadline=deadline)
+        origin = Origin(name=source.worker, addresses=parse_addresses(source.data), request={"permit": permit})
+        connecting = Deadline(CONNECT_S, what=f"connecting to worker {origin.name}")
+        work = partial(self._how.ways.open, origin, 0, tables=True, deadline=connecting)
+        opening = asyncio.ensure_future(asyncio.to_thread(work))
+        try:
+            return origin, *await asyncio.shield(opening)
+        except BaseException:
+            opening.add_done_callback(_hang_up)
+            raise
+
     async def _others(self, lead: _Opened, record: Artifact, deadline: Deadline) -> list[Origin]:
         """More who have it, if there is enough to share out."""
         if not _shared(record):
             return []
         others = {one.worker: one for one in self._sources(record) if one.worker != lead.origin.name}
-        permits = await ask_permits(self._core, list(others)[:SOURCES_MAX], _question(record), deadline=deadline)
+        asked = {worker: others[worker].incarnation for worker in list(others)[:SOURCES_MAX]}
+        permits = await self._keys.sign_all(asked, _question(record), deadline=deadline)
         return [
             Origin(name=worker, addresses=parse_addresses(others[worker].data), request={"permit": permit})
             for worker, permit in permits.items()
-            if isinstance(permit, str)
         ]
 
     async def _bring(self, lead: _Opened, others: list[Origin], held: Held, deadline: Deadline) -> None:
@@ -418,6 +442,6 @@ async def _in_thread(transfer: Transfer, work: Callable[[], T], watch: Coroutine
         watching.cancel()
 
 
-def _hang_up(dialling: asyncio.Future[BulkClient]) -> None:
-    if not dialling.cancelled() and dialling.exception() is None:
-        dialling.result().close()
+def _hang_up(opening: asyncio.Future[tuple[BulkClient, OpenedSource]]) -> None:
+    if not opening.cancelled() and opening.exception() is None:
+        opening.result()[0].close()

@@ -105,6 +105,7 @@ class MemoryRole:
                 yield role
         finally:
             pins.close()
+            role.fetches.close()
             await asyncio.to_thread(role.bulk.close)
             role.disk.close()
             role.pool.close()

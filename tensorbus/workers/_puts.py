@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Awaitable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
@@ -257,8 +257,13 @@ class Puts:
             _, position = await self._add_replica(held, incoming.principal, deadline=deadline)
         return existing, position
 
-    async def add_replica(self, held: Held, *, principal: str = "", deadline: Deadline) -> tuple[Held, int]:
+    async def add_replica(
+        self, held: Held, *, on_held: Callable[[Held], None] | None = None, deadline: Deadline
+    ) -> tuple[Held, int]:
         """Hold a copy of an artifact that exists, and say so. If there is one here by now, that one stays.
+
+        Args:
+            on_held: Called once it is in the store, before it is said.
 
         Raises:
             ConflictError: If the artifact was destroyed meanwhile; the memory is given back then.
@@ -269,15 +274,19 @@ class Puts:
                 if there is not None and there is not held:
                     held.release()
                     return there, self._core.live.position
-                return await self._add_replica(held, principal, deadline=deadline)
+                return await self._add_replica(held, "", on_held=on_held, deadline=deadline)
         except DeadlineExceededError:
             if self._store.get(*held.where) is not held:  # its turn did not come
                 held.release()
             raise
 
-    async def _add_replica(self, held: Held, principal: str, *, deadline: Deadline) -> tuple[Held, int]:
+    async def _add_replica(
+        self, held: Held, principal: str, *, on_held: Callable[[Held], None] | None = None, deadline: Deadline
+    ) -> tuple[Held, int]:
         record = self._core.state.artifact(held.tenant, held.artifact)
         self._store.add(held, life=0 if record is None else record.born)
+        if on_held is not None:
+            on_held(held)
 
         def fact(number: int) -> Event:
             return ReplicaAdded(

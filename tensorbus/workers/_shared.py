@@ -20,6 +20,7 @@ class Shared(Generic[T]):
 
     def __init__(self) -> None:
         self._ended: asyncio.Future[T] | None = None
+        self._early: asyncio.Future[T] = asyncio.get_running_loop().create_future()
         self._part: asyncio.Future[Any] | None = None
         self._waiting = 0
         self._kept = False
@@ -35,16 +36,26 @@ class Shared(Generic[T]):
         assert self._ended is not None, "it was begun"
         self._ended.add_done_callback(lambda _: call())
 
-    async def wait(self, *, keep: bool) -> T:
+    def hand_out(self, outcome: T) -> None:
+        """Give those who do not wait for the end what they wait for; the first one stays."""
+        if not self._early.done():
+            self._early.set_result(outcome)
+
+    async def wait(self, *, keep: bool, early: bool = False) -> T:
         """Its outcome.
 
         Args:
             keep: Whether it is to go on also when nobody waits any more.
+            early: Whether what is handed out before the end will do.
         """
         assert self._ended is not None, "it was begun"
         self._kept |= keep
         self._waiting += 1
         try:
+            if early and not self._ended.done():
+                await asyncio.wait([self._ended, self._early], return_when=asyncio.FIRST_COMPLETED)
+                if self._early.done():
+                    return self._early.result()
             return await asyncio.shield(self._ended)
         finally:
             self._waiting -= 1

@@ -88,3 +88,52 @@ async def test_many_that_ask_share_a_fetch_and_one_that_gives_up_does_not_end_it
         outcomes = await asyncio.gather(*asking, return_exceptions=True)
         assert [type(each) for each in outcomes] == [asyncio.CancelledError, *[UnavailableError] * 4]
         assert fetches.asked == ["w1"]
+
+
+class Fetched(Fetches):
+    """Brings one byte, as if from a source."""
+
+    def __init__(self, worker: Rig) -> None:
+        super().__init__(worker.core, worker.pool, worker.store, worker.puts)
+        self.worker = worker
+
+    async def _from(self, source: Session, record: Artifact, *, alone: bool) -> Held:
+        incoming = self.worker.incoming(b"a")
+        incoming.parts[0].seal()
+        return Held(TENANT, record.artifact, incoming.parts, incoming.layout, incoming.manifest)
+
+
+async def test_who_reads_has_the_bytes_before_the_copy_is_on_the_log_and_who_counts_on_it_waits() -> None:
+    cluster = MemoryCluster()
+    async with rig(cluster, "w1") as one, rig(cluster, "w2") as two:
+        artifact = await known(one, two, cluster)
+        fetches = Fetched(two)
+        cluster.on_deliver = lambda _message: 0.2  # nobody's fold knows of a fact at once
+        held, _ = await fetches.ensure(TENANT, artifact, deadline=soon(), said=False)
+        record = two.core.state.artifacts[TENANT, artifact]
+        assert [replica.worker for replica in record.replicas] == ["w1"]
+        assert two.bytes_of(artifact) == b"a"
+        again, _ = await fetches.ensure(TENANT, artifact, deadline=soon())
+        assert again is held
+        assert {replica.worker for replica in record.replicas} == {"w1", "w2"}
+
+
+async def test_a_copy_whose_artifact_has_ended_meanwhile_is_not_handed_out() -> None:
+    cluster = MemoryCluster()
+    async with rig(cluster, "w1") as one, rig(cluster, "w2") as two:
+        artifact = await known(one, two, cluster)
+        fetches = Ended(two)
+        with pytest.raises(NotFoundError, match="destroyed"):
+            await fetches.ensure(TENANT, artifact, deadline=soon(), said=False)
+        await until(lambda: two.busy_bytes == 0, "memory back")
+
+
+class Ended(Fetched):
+    """The artifact is destroyed while it comes."""
+
+    async def _from(self, source: Session, record: Artifact, *, alone: bool) -> Held:
+        await self.worker.core.author.decide(
+            lambda state: rules.destroy(state, tenant=TENANT, artifact=record.artifact, reason=DestroyReason.ASKED),
+            deadline=soon(),
+        )
+        return await super()._from(source, record, alone=alone)

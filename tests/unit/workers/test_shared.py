@@ -86,3 +86,25 @@ async def test_a_part_that_begins_after_it_was_called_off_ends_at_once() -> None
     await calling
     with pytest.raises(CancelledError):
         await shared.wait(keep=True)
+
+
+async def test_who_does_not_wait_for_the_end_gets_what_is_handed_out_before() -> None:
+    work = Work()
+    hurried = asyncio.ensure_future(work.shared.wait(keep=False, early=True))
+    patient = asyncio.ensure_future(work.shared.wait(keep=False))
+    await asyncio.sleep(0)
+    work.shared.hand_out(5)
+    work.shared.hand_out(6)
+    assert await hurried == 5
+    assert not patient.done()
+    work.gate.set()
+    assert await patient == 7
+    assert await work.shared.wait(keep=False, early=True) == 7
+
+
+async def test_who_does_not_wait_for_the_end_hears_of_it_all_the_same() -> None:
+    work = Work()
+    hurried = asyncio.ensure_future(work.shared.wait(keep=True, early=True))
+    await asyncio.sleep(0)
+    work.gate.set()
+    assert await hurried == 7
