@@ -221,9 +221,9 @@ class Settings(BaseModel):
         4, description="Connections that one transfer of bytes from other hosts uses at most; 1 to 64."
     )
     data_verify: Verify = Field(
-        Verify.BLOCKS,
-        description="How bytes from other hosts are checked: off, blocks (a checksum of each 4 MiB, against changes on "
-        "the way) or digests (also the BLAKE3 of each tensor, against changes at the source).",
+        Verify.DIGESTS,
+        description="How bytes from other hosts are checked: digests (a checksum of each 4 MiB, against changes on the "
+        "way, and the BLAKE3 of each tensor, against changes at the source), blocks (only the former) or off.",
     )
     data_tls_cert: Annotated[Path, AfterValidator(_absolute)] | None = Field(
         None,

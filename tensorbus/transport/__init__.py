@@ -3,6 +3,7 @@
 Pure mechanics: it knows neither artifacts nor the log. Neighbours use what is re-exported here.
 """
 
+from tensorbus.transport._arrivals import Arrivals, Place
 from tensorbus.transport._blocks import BlockTable, Span, cut, merged
 from tensorbus.transport._bulk_client import BulkClient, OpenedSource
 from tensorbus.transport._bulk_fetch import Origin, Transfer, TransferReport, Ways, parse_addresses
@@ -39,6 +40,7 @@ from tensorbus.transport._sockets import Listener, connect_tcp, connect_unix, li
 from tensorbus.transport._tls import TlsFiles, tls_files
 
 __all__ = [
+    "Arrivals",
     "BlockTable",
     "BulkClient",
     "BulkOwner",
@@ -74,6 +76,7 @@ __all__ = [
     "PeerSession",
     "PinWatch",
     "PinnedMap",
+    "Place",
     "Pool",
     "PoolStats",
     "Push",

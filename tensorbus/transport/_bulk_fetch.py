@@ -246,6 +246,17 @@ class Transfer:
         with self._changed:
             return sum(self._shares.done_bytes.values())
 
+    def until_came(self, count: int) -> int:
+        """Wait until the first ``count`` blocks have come and were right, or the transfer is over.
+
+        Returns:
+            How many of the first blocks have come.
+        """
+        with self._changed:
+            while self._shares.leading < count and not self._over:
+                self._changed.wait(_LOOK_S)
+            return self._shares.leading
+
     def cancel(self) -> None:
         """End it; :meth:`run` raises."""
         with self._changed:

@@ -71,6 +71,7 @@ class Shares:
         self._todo_blocks = len(sizes)
         self._done = bytearray(len(sizes))
         self._left = len(sizes)
+        self._leading = 0
         self._spoilt: dict[tuple[str, int], list[int]] = {}
         self.paths: list[Path] = []
         self.done_bytes: dict[str, int] = {}
@@ -85,6 +86,13 @@ class Shares:
     def idle(self) -> bool:
         """Whether nothing waits to be taken."""
         return not self._todo
+
+    @property
+    def leading(self) -> int:
+        """How many blocks have come before the first that has not."""
+        first = self._done.find(0, self._leading)
+        self._leading = len(self._done) if first < 0 else first
+        return self._leading
 
     def join(self, path: Path) -> None:
         self.paths.append(path)

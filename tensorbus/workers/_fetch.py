@@ -26,11 +26,13 @@ from tensorbus.ids import ArtifactId, Incarnation, WorkerId
 from tensorbus.lifecycle import Artifact, Session, rules
 from tensorbus.model import Layout, Manifest
 from tensorbus.transport import (
+    Arrivals,
     BlockTable,
     BulkClient,
     Lines,
     OpenedSource,
     Origin,
+    Place,
     Pool,
     Segment,
     Transfer,
@@ -59,6 +61,7 @@ WATCH_S = 0.25
 SHARED_BYTES_MIN = 64 << 20
 """Less is not worth more than one source."""
 SOURCES_MAX = 8
+WRONG_SHOWN = 3
 PASSING = (UnavailableError, CorruptError, NotFoundError, FencedError, DeadlineExceededError, DeniedError)
 """What one source may answer, and another not."""
 LET_GO_S = 2.0
@@ -74,7 +77,7 @@ class How:
     """By which ways this worker fetches, and how it checks what came."""
 
     ways: Ways
-    verify: Verify = Verify.BLOCKS
+    verify: Verify = Verify.DIGESTS
 
 
 def ways_of(settings: Settings) -> How:
@@ -250,7 +253,7 @@ class Fetches:
         if not wrong:
             return held
         held.release()
-        error = CorruptError(f"{record.artifact!r} was spilled with wrong bytes: {', '.join(wrong[:3])}")
+        error = CorruptError(f"{record.artifact!r} was spilled with wrong bytes: {', '.join(wrong[:WRONG_SHOWN])}")
         if spill is not None:
             await self._disk.corrupt(record.where, spill, error)
         raise error
@@ -344,6 +347,9 @@ class Fetches:
         opened = (lead.client, lead.source)
         work = partial(transfer.run, [lead.origin, *others], opened=opened, deadline=deadline)
         self._transfers[held.where] = transfer
+        arrivals = self._arrivals(held)
+        if arrivals is not None:
+            work = partial(arrivals.run, transfer, work)
         try:
             report = await _in_thread(transfer, work, self._watch(transfer, [lead.origin, *others]))
         finally:
@@ -352,21 +358,29 @@ class Fetches:
             for name, error in transfer.failures.items():
                 if isinstance(error, CorruptError):
                     self.on_wrong(WorkerId(name), held.where)
-        await self._check_digests(held, report)
-        held.came = replace(report, why=self._why(report))
-
-    async def _check_digests(self, held: Held, report: TransferReport) -> None:
-        wanted = self._how.verify is Verify.DIGESTS or held.where in self._doubted
-        if not wanted or not held.manifest.digested:
-            return
-        wrong = await asyncio.to_thread(wrong_tensors, held)
-        if wrong:
+        if arrivals is not None and arrivals.wrong:
             for name in report.sources:
                 self.on_wrong(WorkerId(name), held.where)
+            wrong = [held.manifest.names[number] for number in arrivals.wrong[:WRONG_SHOWN]]
             raise CorruptError(
-                f"{held.artifact!r} came with bytes that are not its digests': {', '.join(wrong[:3])}",
+                f"{held.artifact!r} came with bytes that are not its digests': {', '.join(wrong)}",
                 artifact=held.artifact,
+                wrong=wrong,
             )
+        held.came = replace(report, why=self._why(report))
+
+    def _arrivals(self, held: Held) -> Arrivals | None:
+        """What compares the tensors that come with their digests, if that is to be done."""
+        wanted = self._how.verify is Verify.DIGESTS or held.where in self._doubted
+        if not wanted or not held.manifest.digested:
+            return None
+        (segment,), table = held.parts, held.blocks
+        assert table is not None, "made with what is to come"
+        places = [
+            Place(offset, spec.nbytes, spec.digest or "")
+            for spec, offset in zip(held.manifest, held.layout.offsets, strict=True)
+        ]
+        return Arrivals(table.blocks, segment.view, places)
 
     async def _watch(self, transfer: Transfer, origins: list[Origin]) -> None:
         """Ask no more of a source whose session has ended: it may be stopped, and silent for ever."""

@@ -149,7 +149,7 @@ async def test_a_worker_with_two_addresses_is_read_from_both(start_worker: Start
         assert opened.bytes("w") == DATA
 
 
-@pytest.mark.parametrize("verify", ["off", "digests"])
+@pytest.mark.parametrize("verify", ["off", "blocks", "digests"])
 async def test_how_bytes_are_checked_is_a_setting(start_worker: Start, verify: str) -> None:
     one = start_worker(id="w1", host_id="h1")
     two = start_worker(id="w2", host_id="h2", data_verify=verify)

@@ -21,7 +21,18 @@ from tensorbus.errors import (
     UnavailableError,
 )
 from tensorbus.testing._certificates import make_certificates
-from tensorbus.transport import BulkClient, BulkServer, TlsFiles, Transfer, TransferReport, Ways, cut
+from tensorbus.transport import (
+    Arrivals,
+    BulkClient,
+    BulkServer,
+    Place,
+    TlsFiles,
+    Transfer,
+    TransferReport,
+    Ways,
+    cut,
+    hash_bytes,
+)
 from tensorbus.transport._blocks import BLOCK_BYTES
 from tests.paths import Lender, ProxyPath, lending, origin, wait_for
 
@@ -187,6 +198,36 @@ def test_flipped_bits_are_found_and_fetched_again(seed: int) -> None:
         assert sum(proxy.flipped for proxy in both) > 0
     assert room == DATA
     assert report.retries > 0
+
+
+@pytest.mark.parametrize("flipped", [None, 0, 5, 20 * MIB, len(DATA) - 1])
+def test_tensors_are_compared_with_their_digests_while_they_come(flipped: int | None) -> None:
+    lender, room = Lender(bytearray(DATA)), bytearray(len(DATA))
+    if flipped is not None:
+        lender.data[flipped] ^= 1  # before its checksums are taken
+    spans = [(7 * MIB, len(DATA) - 7 * MIB), (0, 3), (3, 7 * MIB - 3), (10, 0), (0, 3)]
+    places = [Place(at, size, hash_bytes(memoryview(DATA)[at : at + size]).hex()) for at, size in spans]
+    with lending(lender) as server:
+        transfer = transfer_of(lender, room)
+        arrivals = Arrivals(lender.tables.blocks.blocks, memoryview(room), places)
+        sources = [origin("w1", (server.host, server.port))]
+        report = arrivals.run(transfer, lambda: transfer.run(sources, deadline=soon()))
+    assert report.nbytes == len(DATA)
+    expected = [n for n, (at, size) in enumerate(spans) if flipped is not None and at <= flipped < at + size]
+    assert sorted(arrivals.wrong) == expected
+
+
+def test_a_transfer_that_ends_early_ends_the_comparing_too() -> None:
+    lender, room = Lender(bytearray(DATA)), bytearray(len(DATA))
+    with lending(lender) as server, proxies(server, 20 * MBPS) as (proxy,):
+        transfer = transfer_of(lender, room)
+        arrivals = Arrivals(lender.tables.blocks.blocks, memoryview(room), [Place(0, len(DATA), "")])
+        ending = threading.Thread(target=lambda: (wait_for(lambda: proxy.carried > 8 * MIB), transfer.cancel()))
+        ending.start()
+        with pytest.raises(UnavailableError, match="cancelled"):
+            arrivals.run(transfer, lambda: transfer.run([origin("w1", proxy.address)], deadline=soon()))
+        ending.join()
+    assert arrivals.wrong == []
 
 
 # -- sources that fail -------------------------------------------------------------------------------------------------
