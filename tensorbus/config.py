@@ -263,6 +263,10 @@ class Settings(BaseModel):
     forget_s: Seconds = Field(
         7 * 86400.0, description="Seconds after which what has ended is forgotten; its id is free again."
     )
+    resign_s: Seconds = Field(
+        60.0,
+        description="Seconds after which the store that keeps the log, and cannot, gives that role up for another one.",
+    )
     store_memory_bytes: Annotated[Size, Field(ge=64 << 20)] = Field(
         1 << 30, description="Memory that a store's database may use, in bytes or as 1GiB; at least 64MiB."
     )

@@ -52,6 +52,7 @@ WORKER: Final = (
     "keep_facts",
     "purge_delay_s",
     "forget_s",
+    "resign_s",
     "store_memory_bytes",
     "log_level",
 )
@@ -76,6 +77,7 @@ _METAVARS: Final = {
     "keep_facts": "NUMBER",
     "purge_delay_s": "SECONDS",
     "forget_s": "SECONDS",
+    "resign_s": "SECONDS",
     "store_memory_bytes": "SIZE",
     "session_ttl_s": "SECONDS",
     "heartbeat_s": "SECONDS",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -24,8 +24,8 @@ class _Seen:
 
     hashes: dict[object, dict[str, object]] = field(default_factory=dict)
     sessions: list[dict[str, Any]] | None = None
-    stores: dict[str, str] = field(default_factory=dict)
-    """What is wrong with each store of the home, or an empty text."""
+    stores: dict[str, dict[str, Any]] = field(default_factory=dict)
+    """What each store of the home says of itself."""
     full_of_pins: dict[str, str] = field(default_factory=dict)
     """How much is pinned on workers of the home where it is more than half of their memory."""
 
@@ -46,7 +46,7 @@ async def check_workers(settings: Settings) -> list[Verdict]:
     verdicts += _memory(settings, cards, [one for one in live if one not in dead])
     if seen.sessions is not None:
         verdicts += _witness(settings, cards, live, dead)
-        verdicts += _stores(settings, seen, [one for one in live if one not in dead])
+        verdicts += _stores(settings, seen.stores, [one for one in live if one not in dead])
     verdicts += _directories(seen)
     for worker, text in seen.full_of_pins.items():
         advice = "`tensorbus show REF` lists an artifact's leases, `tensorbus unpin LEASE` ends one"
@@ -68,7 +68,7 @@ async def _worker(settings: Settings, card: WorkerCard, seen: _Seen) -> Verdict:
         advice = f"look at {settings.home / 'log'}; kill {card.pid} and start it again if it stays so"
         return Verdict("workers", State.WRONG, f"{who} does not answer: {exc}", advice)
     if isinstance(store := stats.get("store"), dict):
-        seen.stores[card.worker] = str(store.get("trouble", ""))
+        seen.stores[card.worker] = store
     if text := _pinned(stats):
         seen.full_of_pins[card.worker] = text
     found = stats.get("directory")
@@ -121,18 +121,25 @@ def _witness(
             yield Verdict("sessions", State.WRONG, found, "ends when there is a witness again")
 
 
-def _stores(settings: Settings, seen: _Seen, alive: Sequence[dict[str, Any]]) -> Iterator[Verdict]:
-    """The stores of this home, and whether there is one at all: else the log grows."""
-    for worker, trouble in seen.stores.items():
-        if trouble:
+def _stores(
+    settings: Settings, stores: Mapping[str, dict[str, Any]], alive: Sequence[dict[str, Any]]
+) -> Iterator[Verdict]:
+    """The stores of this home, and whether one of all stores keeps the log: else it grows."""
+    for worker, says in stores.items():
+        if trouble := str(says.get("trouble", "")):
             advice = f'see docs/operations.md, "The store", and {settings.home / "log"}'
             yield Verdict("store", State.WRONG, f"store {worker}: {trouble}", advice)
         else:
-            yield Verdict("store", State.OK, f"store {worker} follows the log")
-    if not seen.stores and not any("store" in one["roles"] for one in alive):
+            keeps = " and keeps it" if says.get("keeps_log") else ""
+            yield Verdict("store", State.OK, f"store {worker} follows the log{keeps}")
+    start = command("tensorbus", "worker", "--roles", "store", "--home", settings.home)
+    if not stores and not any("store" in one["roles"] for one in alive):
         found = "no store: the log grows, and query, state and why have no answer"
-        advice = command("tensorbus", "worker", "--roles", "store", "--home", settings.home)
-        yield Verdict("store", State.WARNING, found, f"pip install 'tensorbus[store]', then {advice}")
+        yield Verdict("store", State.WARNING, found, f"pip install 'tensorbus[store]', then {start}")
+    elif stores and all(says.get("keeper") == "" for says in stores.values()):
+        found = "no store keeps the log: nothing is archived or purged, and it grows"
+        advice = f"a store that is well takes that over within seconds; mend one, or start another: {start} --id NAME"
+        yield Verdict("store", State.WARNING, found, advice)
 
 
 def _is_dead(session: dict[str, Any], settings: Settings, cards: Sequence[WorkerCard]) -> bool:

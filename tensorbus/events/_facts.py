@@ -424,6 +424,18 @@ class RoleGranted:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RoleResigned:
+    """The author's incarnation gave a role up that it had: nobody has it until the next grant.
+
+    Attributes:
+        role: ``store``: who archives, takes snapshots and purges.
+    """
+
+    type: Literal["RoleResigned"] = "RoleResigned"
+    role: Literal["store"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SnapshotTaken:
     """A projection's state at a sequence was stored, so that a reader may start from it.
 
@@ -543,6 +555,7 @@ Event = (
     | OperationStarted
     | OperationEnded
     | RoleGranted
+    | RoleResigned
     | SnapshotTaken
     | Archived
     | LogPurged

@@ -32,6 +32,7 @@ from tensorbus.events._facts import (
     ReplicaDropped,
     ReplicaQuarantined,
     RoleGranted,
+    RoleResigned,
     SessionEnded,
     SessionOpened,
     SnapshotTaken,
@@ -96,7 +97,7 @@ def aggregate_of(event: Event) -> Aggregate:
             return aggregate("clease", event.tenant, event.lease)
         case OperationStarted() | OperationEnded():
             return aggregate("op", event.tenant, event.id)
-        case RoleGranted():
+        case RoleGranted() | RoleResigned():
             return Aggregate("role", event.role)
         case SnapshotTaken():
             return Aggregate("snap", event.what)

@@ -10,7 +10,17 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterator, Mapping
 
 from tensorbus.errors import CorruptError, InvalidArgumentError
-from tensorbus.events import CONTESTED, Aggregate, AnyRecorded, Event, Recorded, Subjects, UnknownEvent, aggregate_of
+from tensorbus.events import (
+    CONTESTED,
+    Aggregate,
+    AnyRecorded,
+    Event,
+    Recorded,
+    RoleGranted,
+    Subjects,
+    UnknownEvent,
+    aggregate_of,
+)
 from tensorbus.ids import ArtifactId, Incarnation, WorkerId
 from tensorbus.lifecycle import _canon as canon
 from tensorbus.lifecycle import _fold_artifacts as artifacts
@@ -53,7 +63,7 @@ class Directory:
         operations: Those that run, and of each worker the newest that ended, in the order in which they began.
         running: The operations of a worker that run.
         finished: Those that have ended, in that order.
-        roles: The last grant of each role.
+        roles: The last grant of each role, unless its holder has resigned.
         log: What became of the log itself.
     """
 
@@ -119,7 +129,7 @@ class Directory:
         subject = self.subjects.fact(about, recorded.headers.author)
         if recorded.subject != subject:
             return "subject"
-        if about.kind in CONTESTED and about.kind != "role":
+        if about.kind in CONTESTED and not isinstance(recorded.event, RoleGranted):
             return "" if recorded.headers.expected == self.heads.get(about, 0) else "sequence"
         return ""
 
@@ -284,7 +294,8 @@ class Directory:
                 operation = self.operations.get((key.tenant, key.name))
                 return None if operation is None else canon.operation_text(operation)
             case "role":
-                return canon.role_text(self.roles[key.name])
+                role = self.roles.get(key.name)
+                return None if role is None else canon.role_text(role)
             case "log":
                 return None if self.log == LogState() else canon.log_text(self.log)
             case _:

@@ -15,6 +15,7 @@ from tensorbus.events import (
     PurgeCompleted,
     Recorded,
     RoleGranted,
+    RoleResigned,
     SnapshotTaken,
     aggregate,
 )
@@ -33,6 +34,8 @@ def evolve(state: Directory, recorded: Recorded[Event]) -> Verdict:
     match recorded.event:
         case RoleGranted() as fact:
             return _granted(state, recorded, fact)
+        case RoleResigned() as fact:
+            return _resigned(state, recorded, fact)
         case LogTruncated() | FoldRaised():
             return _raised(state, recorded)
         case SnapshotTaken() | Archived() | LogPurged() | PurgeCompleted():
@@ -45,6 +48,19 @@ def _granted(state: Directory, recorded: Recorded[Event], fact: RoleGranted) -> 
     """A grant is kept whatever its headers say: in the server too, the last message of the filter is the token."""
     headers = recorded.headers
     state.roles[fact.role] = RoleLease(fact.role, headers.author, headers.incarnation, recorded.seq)
+    return Verdict(True, touched=(Touched("role", "", fact.role),))
+
+
+def _resigned(state: Directory, recorded: Recorded[Event], fact: RoleResigned) -> Verdict:
+    """Only who has the role gives it up. A message that does not count ends the token all the same."""
+    held, headers = state.roles.get(fact.role), recorded.headers
+    if held is None or (held.worker, held.incarnation, held.token) != (
+        headers.author,
+        headers.incarnation,
+        headers.expected,
+    ):
+        return Verdict(False, "fenced")
+    del state.roles[fact.role]
     return Verdict(True, touched=(Touched("role", "", fact.role),))
 
 

@@ -217,9 +217,9 @@ class Operation:
 
 @dataclass(frozen=True, slots=True)
 class RoleLease:
-    """Who has a role; ``token`` is the sequence of the grant, and in force until the next one.
+    """Who has a role; ``token`` is the sequence of the grant, and in force until the next message about the role.
 
-    Its holder may act while its session is open; afterwards the role can be taken.
+    Its holder may act while its session is open, and until it resigns; afterwards the role can be taken.
     """
 
     role: str

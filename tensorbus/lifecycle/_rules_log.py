@@ -14,6 +14,7 @@ from tensorbus.events import (
     LogTruncated,
     PurgeCompleted,
     RoleGranted,
+    RoleResigned,
     StreamName,
 )
 from tensorbus.ids import EventId, Incarnation, WorkerId
@@ -25,10 +26,31 @@ def take_role(
     state: Directory, *, role: Literal["store"], worker: WorkerId, incarnation: Incarnation
 ) -> Event | RoleLease:
     """Take a role for a worker's incarnation, unless a living one has it: then that one's lease."""
+    return role_holder(state, role) or RoleGranted(role=role)
+
+
+def resign_role(
+    state: Directory, *, role: Literal["store"], worker: WorkerId, incarnation: Incarnation
+) -> RoleResigned | None:
+    """Give a role up that a worker's incarnation has; ``None`` if it has it not, or not any more."""
+    return RoleResigned(role=role) if has_role(state, role=role, worker=worker, incarnation=incarnation) else None
+
+
+def has_role(state: Directory, *, role: str, worker: WorkerId, incarnation: Incarnation) -> bool:
+    """Whether the grant in force is that of a worker's incarnation: the last message about the role is its grant."""
+    held = _in_force(state, role)
+    return held is not None and (held.worker, held.incarnation) == (worker, incarnation)
+
+
+def role_holder(state: Directory, role: str) -> RoleLease | None:
+    """Who has a role: whose grant is in force and whose session is open."""
+    held = _in_force(state, role)
+    return held if held is not None and state.is_live(held.worker, held.incarnation) else None
+
+
+def _in_force(state: Directory, role: str) -> RoleLease | None:
     held = state.roles.get(role)
-    if held is not None and state.is_live(held.worker, held.incarnation) and held.token == role_token(state, role):
-        return held
-    return RoleGranted(role=role)
+    return held if held is not None and held.token == role_token(state, role) else None
 
 
 def as_keeper(state: Directory, fact: Event, *, worker: WorkerId, incarnation: Incarnation) -> Event:
@@ -38,9 +60,8 @@ def as_keeper(state: Directory, fact: Event, *, worker: WorkerId, incarnation: I
         FencedError: If it has not, or not any more.
         ConflictError: If the log says already what the fact is about, perhaps by an earlier attempt of its own.
     """
-    held = state.roles.get(STORE_ROLE)
-    mine = held is not None and (held.worker, held.incarnation) == (worker, incarnation)
-    if held is None or not mine or held.token != role_token(state, STORE_ROLE):
+    if not has_role(state, role=STORE_ROLE, worker=worker, incarnation=incarnation):
+        held = state.roles.get(STORE_ROLE)
         who = "nobody" if held is None else f"worker {held.worker} (incarnation {held.incarnation})"
         raise FencedError(
             f"worker {worker} does not keep the log now, {who} does", worker=worker, incarnation=incarnation

@@ -78,7 +78,8 @@ class GlobalStore:
             ConflictError: If another process has it open, or it is of another log or version.
             CorruptError: If it is damaged; OutOfSpaceError: If the disk is full.
         """
-        path.parent.mkdir(parents=True, exist_ok=True)
+        with file_errors(path):
+            path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         store = cls(path, subjects, memory_bytes, threads, queries)
         store._connect()
         return store
@@ -90,8 +91,18 @@ class GlobalStore:
         What an earlier attempt left is thrown away.
         """
         beside = path.with_name(path.name + FRESH)
-        remove(beside)
+        cls.delete(beside)
         return cls.open(beside, subjects=subjects, memory_bytes=memory_bytes)
+
+    @staticmethod
+    def delete(path: Path) -> None:
+        """Delete the file of a store that nobody has open, if it is there.
+
+        Raises:
+            UnavailableError: If the system does not let it go.
+        """
+        with file_errors(path):
+            remove(path)
 
     @property
     def position(self) -> tuple[int, EventId]:

@@ -62,14 +62,14 @@ def one(cursor: duckdb.DuckDBPyConnection, sql: str, params: Params | None = Non
 
 @contextmanager
 def file_errors(path: Path) -> Iterator[None]:
-    """Translate what DuckDB says about its file, when it is opened or written."""
+    """Translate what DuckDB and the system say about the file, when it is opened, written or deleted."""
     try:
         yield
-    except duckdb.Error as exc:
+    except (duckdb.Error, OSError) as exc:
         raise _about_file(exc, path) from exc
 
 
-def _about_file(exc: duckdb.Error, path: Path) -> TensorbusError:
+def _about_file(exc: duckdb.Error | OSError, path: Path) -> TensorbusError:
     text, where = str(exc), str(path)
     if locked := _LOCKED.search(text):
         return ConflictError(f"the store {where} is open in another process: {locked[1]}", path=where, holder=locked[1])

@@ -26,6 +26,7 @@ from tensorbus.events import (
     ReplicaDropped,
     ReplicaQuarantined,
     RoleGranted,
+    RoleResigned,
     SessionEnded,
     SessionOpened,
     Subjects,
@@ -110,7 +111,7 @@ def _names(event: Event | UnknownEvent, author: str) -> tuple[str | None, str | 
             return event.tenant, event.artifact, event.id, author
         case OperationEnded():
             return event.tenant, None, event.id, author
-        case RoleGranted():
+        case RoleGranted() | RoleResigned():
             return None, None, None, author
         case _:
             return None, None, None, None

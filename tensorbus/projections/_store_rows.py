@@ -225,8 +225,12 @@ class RowTracker:
             yield Change("operations", old.started if old else None, new.started, _operation_row(new))
 
     def _role(self, role: str) -> Iterator[Change]:
-        lease, old = self._state.roles[role], self._roles.get(role)
-        if lease.token != old:
+        lease, old = self._state.roles.get(role), self._roles.get(role)
+        if lease is None:
+            if old is not None:
+                del self._roles[role]
+                yield Change("roles", old, None)
+        elif lease.token != old:
             self._roles[role] = lease.token
             yield Change("roles", old, lease.token, (role, lease.worker, lease.incarnation, lease.token))
 

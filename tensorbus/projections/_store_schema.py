@@ -251,7 +251,7 @@ ENTITIES: Final = (
     ),
     Entity(
         "roles",
-        "The last grant of each role that one worker at a time may have.",
+        "Who has a role that one worker at a time may have; no row once it was given up.",
         ("role",),
         ("token",),
         (

@@ -17,6 +17,7 @@ from tensorbus.events import STORE_ROLE, Archived, Event, LogPurged, PurgeComple
 from tensorbus.feeds import newest_snapshot
 from tensorbus.lifecycle import Directory, RoleLease, dump, log_rules
 from tensorbus.workers._core import Core
+from tensorbus.workers._fitness import Fitness
 from tensorbus.workers._projector import Projector
 from tensorbus.workers._purge import Purger
 
@@ -25,6 +26,7 @@ log = logging.getLogger("tensorbus.workers")
 STEP_S = 600.0
 """What one step may take: a snapshot of a large state is stored piece by piece."""
 LOOK_S = 1.0
+RESIGN_S = 10.0
 ARCHIVE_FACTS_MAX = 100_000
 """Facts in one file of the archive."""
 
@@ -39,6 +41,7 @@ class KeeperLimits:
         keep_facts: Facts that stay in the log before the newest snapshot; what is beyond is purged.
         purge_delay_s: Seconds between the announcement of a purge and the purge.
         forget_s: Seconds after which what has ended is forgotten altogether.
+        resign_s: Seconds for which it may be unable to do any of this before it makes room for another store.
     """
 
     archive_s: float
@@ -46,10 +49,11 @@ class KeeperLimits:
     keep_facts: int
     purge_delay_s: float
     forget_s: float
+    resign_s: float
 
 
 class Keeper:
-    """Takes the store's role when nobody living has it, and then keeps the log.
+    """Takes the store's role when nobody living has it, and then keeps the log until it cannot.
 
     Attributes:
         trouble: Why the last step failed, or ``None``.
@@ -61,6 +65,9 @@ class Keeper:
         self._archive = archive
         self._limits = limits
         self._purger = Purger(core.bus, projector)
+        self._fitness = Fitness(core.clock, patience_s=limits.resign_s)
+        self._leaving = False
+        self._stepped_ns: int | None = None
         self._archived_ns = 0
         self._purge_seen: tuple[int, int] = (0, 0)
         self._snapshot: tuple[int, int] | None = None
@@ -75,21 +82,15 @@ class Keeper:
     @property
     def holds(self) -> bool:
         """Whether this incarnation has the role."""
-        held = self._core.state.roles.get(STORE_ROLE)
         me = self._core.me
-        return (
-            held is not None
-            and (held.worker, held.incarnation) == (me.worker, me.incarnation)
-            and held.token == log_rules.role_token(self._core.state, STORE_ROLE)
-        )
+        return log_rules.has_role(self._core.state, role=STORE_ROLE, worker=me.worker, incarnation=me.incarnation)
 
     async def run(self) -> None:
         """Keep the log for ever. A step that fails is said and tried again; losing the role is no trouble."""
         while True:
+            failed: TensorbusError | None = None
             try:
-                if self._projector.follows and await self._take_role():
-                    await self._steps()
-                self.trouble = None
+                await self._turn()
             except FencedError as error:
                 if not self._core.state.is_live(self._core.me.worker, self._core.me.incarnation):
                     raise
@@ -99,8 +100,67 @@ class Keeper:
             except TensorbusError as error:
                 if self.trouble is None or error.kind != self.trouble.kind:  # its text may differ at each try
                     log.error("keeping the log failed: reason=%s", error)
-                self.trouble = error
+                failed = self.trouble = error
+            self._stepped_ns = None
+            await self._judge(failed or self._projector.unfit)
             await asyncio.sleep(LOOK_S)
+
+    async def mind(self) -> None:
+        """Also give the role up when a thread does not come back, which neither fails nor ends. Runs for ever."""
+        while True:
+            await asyncio.sleep(LOOK_S)
+            stuck = self._projector.stuck or self._stuck()
+            if stuck is not None:
+                self.trouble = stuck
+                await self._judge(stuck)
+
+    async def leave(self, *, deadline: Deadline) -> None:
+        """Give the role up for good.
+
+        Raises:
+            DeadlineExceededError: If the bus does not take it in time.
+        """
+        self._leaving = True
+        await self._resign(deadline)
+
+    async def _turn(self) -> None:
+        """Ask for the role, if this store can do its work, and do it."""
+        if not self._projector.follows or not (self.holds or self._may_ask()):
+            return
+        if await self._take_role():
+            await self._steps()
+        self.trouble = None
+
+    def _may_ask(self) -> bool:
+        return not self._leaving and not self._fitness.rests and self._projector.unfit is None
+
+    async def _judge(self, trouble: TensorbusError | None) -> None:
+        """Give the role up if something has been wrong for too long. It is kept on and tried again if that fails."""
+        if not self.holds:
+            self._fitness.lost()
+        elif self._fitness.note(trouble):
+            try:
+                await self._resign(Deadline(RESIGN_S, what="giving up the store's role"))
+            except TensorbusError as error:
+                log.warning("the store's role cannot be given up: reason=%s", error)
+                return
+            log.warning("gave up the store's role for another store to take: reason=%s", trouble)
+            self._fitness.resigned()
+
+    async def _resign(self, deadline: Deadline) -> None:
+        me = self._core.me
+
+        def rule(state: Directory) -> Event | None:
+            return log_rules.resign_role(state, role=STORE_ROLE, worker=me.worker, incarnation=me.incarnation)
+
+        await self._core.author.decide(rule, deadline=deadline)
+
+    def _stuck(self) -> TensorbusError | None:
+        """What to say of a step that has not come to its end for longer than any wait within it may last."""
+        now_ns = self._core.clock.now_ns()
+        if self._stepped_ns is None or now_ns - self._stepped_ns < 2 * STEP_S * NS_PER_S:
+            return None
+        return UnavailableError(f"a step of keeping the log has not ended for {2 * STEP_S:g} s")
 
     async def _take_role(self) -> bool:
         """Whether the role is ours, after asking for it."""
@@ -118,10 +178,9 @@ class Keeper:
         if self._core.feed.unsure or not self._projector.sure:
             return  # perhaps the log lost what the rows say
         self._doubts = self._core.feed.doubts
-        await self.archive()
-        await self.snapshot()
-        await self.announce()
-        await self.purge()
+        for step in (self.archive, self.snapshot, self.announce, self.purge):
+            self._stepped_ns = self._core.clock.now_ns()
+            await step()
 
     # -- the steps -----------------------------------------------------------------------------------------------------
 
@@ -135,6 +194,7 @@ class Keeper:
             if waiting == 0 or not (due or waiting >= ARCHIVE_FACTS_MAX):
                 return
             await self._archive_one(done, upto)
+            self._stepped_ns = self._core.clock.now_ns()
             self._archived_ns = clock_ns
 
     async def _archive_one(self, done: int, upto: int) -> None:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import aclosing
+from contextlib import aclosing, contextmanager
 from functools import partial
+from itertools import count
 from pathlib import Path
 from typing import TypeVar
 
@@ -26,6 +28,8 @@ AGAIN_S_MAX = 30.0
 CHECK_S = 10.0
 MARK_S = 0.5
 """How often to look whether the store is to be made anew."""
+STUCK_S = 120.0
+"""More than the largest state takes to be written down."""
 QUERIES_MAX = 128
 """More than there are cursors for answers: nobody ever waits in a thread for another's answer to be read."""
 FACTS_MAX = 4096
@@ -62,6 +66,8 @@ class Projector:
         self._heard = 1
         self._checked = 0
         self._target: int | None = None
+        self._numbers = count()
+        self._working: dict[int, float] = {}
         self.trouble: TensorbusError | None = None
 
     def suspect(self) -> None:
@@ -117,6 +123,23 @@ class Projector:
         return self._store is not None and self.trouble is None
 
     @property
+    def unfit(self) -> TensorbusError | None:
+        """Why the log cannot be kept by what is in the rows, or ``None``."""
+        if self.trouble is not None:
+            return self.trouble
+        if self.ready:
+            return self.stuck
+        return UnavailableError(f"the global store reads history, it is at {self.position}")
+
+    @property
+    def stuck(self) -> TensorbusError | None:
+        """What to say of a thread that has not come to the end of its work for long, or ``None``."""
+        waited_s = asyncio.get_running_loop().time() - min(self._working.values(), default=math.inf)
+        if waited_s < STUCK_S:
+            return None
+        return UnavailableError(f"the global store's thread has not answered for {waited_s:.0f} s")
+
+    @property
     def position(self) -> int:
         """Everything up to this sequence is in the store's rows."""
         return 0 if self._store is None else self._store.position[0]
@@ -143,7 +166,13 @@ class Projector:
 
     async def in_thread(self, work: Callable[[], T]) -> T:
         """Run something between two batches, in the thread that owns fold and rows."""
-        return await asyncio.get_running_loop().run_in_executor(self._thread, work)
+        loop = asyncio.get_running_loop()
+        number = next(self._numbers)
+        self._working[number] = loop.time()
+        try:
+            return await loop.run_in_executor(self._thread, work)
+        finally:
+            del self._working[number]
 
     async def in_fold(self, work: Callable[[Directory], T]) -> T:
         """Look at the state that the rows hold, between two batches."""
@@ -178,7 +207,7 @@ class Projector:
         following = asyncio.create_task(self._follow(), name="follow")
         try:
             while not (await asyncio.wait({following}, timeout=MARK_S))[0]:
-                if self._store is not None and self.rebuild_mark.exists():
+                if self._store is not None and self._marked():
                     return
                 if self._store is not None and not self.sure:
                     await self._check()
@@ -242,7 +271,7 @@ class Projector:
         heard, newest = self._heard, await self.in_thread(self._newest)
         for one in (newest, following):
             if one is not None and await insist(partial(self._is_lost, one)):
-                self.rebuild_mark.touch()
+                self._mark()
                 what = f"the log lost the fact at {one.seq}: the global store is made anew"
                 raise UnavailableError(what, seq=one.seq)
         self._checked = heard
@@ -262,16 +291,23 @@ class Projector:
         return Remembered(seq, event_id, 0 if row is None else int(row[0]))
 
     def _open(self) -> None:
-        if self.rebuild_mark.exists():
+        if self._marked():
             self._close()
-            self._path.unlink(missing_ok=True)
-            self._path.with_name(self._path.name + ".wal").unlink(missing_ok=True)
-            self.rebuild_mark.unlink()
+            GlobalStore.delete(self._path)
+            with _naming(self.rebuild_mark):
+                self.rebuild_mark.unlink(missing_ok=True)
         if self._store is None:
-            self._path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
             self._store = GlobalStore.open(
                 self._path, subjects=self._bus.subjects, memory_bytes=self._memory_bytes, queries=QUERIES_MAX
             )
+
+    def _marked(self) -> bool:
+        with _naming(self.rebuild_mark):
+            return self.rebuild_mark.exists()
+
+    def _mark(self) -> None:
+        with _naming(self.rebuild_mark):
+            self.rebuild_mark.touch()
 
     def _start_from(self, state: Directory) -> None:
         if state.seq > self.position:
@@ -286,3 +322,12 @@ class Projector:
         store, self._store = self._store, None
         if store is not None:
             store.close()
+
+
+@contextmanager
+def _naming(path: Path) -> Iterator[None]:
+    """Translate what the system says about a file beside the store's."""
+    try:
+        yield
+    except OSError as exc:
+        raise UnavailableError(f"{path} cannot be used: {exc.strerror or exc}", path=str(path)) from exc

@@ -8,7 +8,10 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from tensorbus.bus import Archive
+from tensorbus.clock import Deadline
 from tensorbus.config import Settings
+from tensorbus.events import STORE_ROLE
+from tensorbus.lifecycle import log_rules
 from tensorbus.projections import Json
 from tensorbus.workers._answers import Answers
 from tensorbus.workers._core import Core
@@ -51,6 +54,7 @@ class StoreRole:
             keep_facts=settings.keep_facts,
             purge_delay_s=settings.purge_delay_s,
             forget_s=settings.forget_s,
+            resign_s=settings.resign_s,
         )
         answers = Answers(core, projector)
         try:
@@ -61,7 +65,11 @@ class StoreRole:
 
     def work(self) -> list[tuple[str, Coroutine[Any, Any, None]]]:
         """The endless tasks of the role."""
-        return [("project", self.projector.run()), ("keep", self.keeper.run())]
+        return [("project", self.projector.run()), ("keep", self.keeper.run()), ("mind", self.keeper.mind())]
+
+    async def leave(self, *, deadline: Deadline) -> None:
+        """The worker stops: another store may keep the log at once."""
+        await self.keeper.leave(deadline=deadline)
 
     def on_loss(self) -> None:
         """The log lost its tail: look whether the rows and what is known of snapshots outlive it."""
@@ -70,11 +78,12 @@ class StoreRole:
 
     def stats(self) -> Json:
         """Figures for people."""
-        trouble = self.projector.trouble or self.keeper.trouble
-        log = self._core.state.log
+        trouble = self.projector.trouble or self.projector.stuck or self.keeper.trouble
+        log, holder = self._core.state.log, log_rules.role_holder(self._core.state, STORE_ROLE)
         return {
             "position": self.projector.position,
             "keeps_log": self.keeper.holds,
+            "keeper": "" if holder is None else holder.worker,
             "archived": log.archived,
             "purged": log.purged,
             "trouble": "" if trouble is None else str(trouble),

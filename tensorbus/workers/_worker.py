@@ -271,7 +271,7 @@ class Worker:
                 async with self._card_up(me) as card:
                     ready(card)
                     await stop.wait()
-                await self._leave(service, session)
+                await self._leave(service, session, store)
             finally:
                 core.close()
                 for task in [*tasks, *callers.tasks()]:
@@ -346,9 +346,12 @@ class Worker:
         finally:
             remove_card(directory, card)
 
-    async def _leave(self, service: Service, session: OwnSession) -> None:
+    async def _leave(self, service: Service, session: OwnSession, store: StoreRole | None) -> None:
         await service.say_bye(f"worker {self.worker} leaves")
+        deadline = Deadline(LEAVE_S, what="closing the session")
         try:
-            await session.close(deadline=Deadline(LEAVE_S, what="closing the session"))
+            if store is not None:
+                await store.leave(deadline=deadline)
+            await session.close(deadline=deadline)
         except TensorbusError as error:
             log.warning("left without a word on the log: worker=%s reason=%s", self.worker, error)

@@ -16,11 +16,11 @@ from unittest.mock import patch
 from tensorbus.bus import Archive, MemoryBus
 from tensorbus.clock import Deadline
 from tensorbus.config import Settings
-from tensorbus.errors import ConflictError, TensorbusError
-from tensorbus.events import Aggregate, AnyRecorded, Event
+from tensorbus.errors import ConflictError, OutOfSpaceError, TensorbusError
+from tensorbus.events import STORE_ROLE, Aggregate, AnyRecorded, Event
 from tensorbus.feeds import Author, DirectoryFeed, Remembered
 from tensorbus.ids import ArtifactId, EventId
-from tensorbus.lifecycle import Directory, Verdict
+from tensorbus.lifecycle import Directory, Verdict, log_rules
 from tensorbus.projections import Applied, GlobalStore, Json, LiveDirectory
 from tensorbus.testing import Node, SimBus, World
 from tensorbus.transport import WorkerCard
@@ -35,7 +35,14 @@ from tests.simulation.cluster import Cluster, SimWorker
 from tests.simulation.truth import CheckedLive, Truth
 
 T = TypeVar("T")
-LIMITS: Final = {"archive_s": 4.0, "snapshot_facts": 20, "keep_facts": 10, "purge_delay_s": 4.0, "forget_s": 8.0}
+LIMITS: Final = {
+    "archive_s": 4.0,
+    "snapshot_facts": 20,
+    "keep_facts": 10,
+    "purge_delay_s": 4.0,
+    "forget_s": 8.0,
+    "resign_s": 5.0,
+}
 STORE_MEMORY: Final = 64 << 20
 WORK_S_MAX: Final = 0.05
 LOOK_S: Final = 0.2
@@ -96,10 +103,12 @@ class Rows:
 
     Attributes:
         facts: What was taken in, with the verdict of the store's own fold.
+        full: Whether the disk that it is on takes nothing more.
     """
 
     def __init__(self) -> None:
         self.facts: list[Applied] = []
+        self.full = False
 
     @property
     def position(self) -> tuple[int, EventId]:
@@ -109,6 +118,8 @@ class Rows:
         return last.seq, last.headers.event_id
 
     def apply(self, batch: Sequence[Applied]) -> None:
+        if self.full:
+            raise OutOfSpaceError("there is no room for the rows")
         seen, new = self.position[0], list[Applied]()
         for item in batch:
             if item.recorded.seq > seen:
@@ -201,12 +212,16 @@ class SimStoreRole:
             keep_facts=settings.keep_facts,
             purge_delay_s=settings.purge_delay_s,
             forget_s=settings.forget_s,
+            resign_s=settings.resign_s,
         )
         self.keeper = Keeper(core, self.projector, archive, limits)
         self.keeper._purger = SimPurger(core, self.projector)
 
     def work(self) -> list[tuple[str, Coroutine[Any, Any, None]]]:
-        return [("project", self.projector.run()), ("keep", self.keeper.run())]
+        return [("project", self.projector.run()), ("keep", self.keeper.run()), ("mind", self.keeper.mind())]
+
+    async def leave(self, *, deadline: Deadline) -> None:
+        await self.keeper.leave(deadline=deadline)
 
     def on_loss(self) -> None:
         self.keeper.on_loss()
@@ -244,6 +259,21 @@ class KeptCluster(Cluster):
             await node.connected.wait()
             if rng.random() < 0.7 and name in self.buses:
                 self.buses[name].reconnect()
+
+    async def fill_disk_of_keeper(self) -> str:
+        """From now on the disk of the store that keeps the log is full; its name."""
+        while (held := log_rules.role_holder(self.truth.fold, STORE_ROLE)) is None:
+            await asyncio.sleep(LOOK_S)
+        self.world.note("full", held.worker)
+        self.world.cover("fault.full_disk")
+        self.disks[held.worker].full = True
+        return held.worker
+
+    def kept_by_other(self, full: str) -> bool:
+        """Whether another store has the role, and has archived what that one could not write."""
+        held = log_rules.role_holder(self.truth.fold, STORE_ROLE)
+        beyond = self.truth.fold.log.archived > self.disks[full].position[0]
+        return held is not None and held.worker != full and beyond
 
     def rows_settled(self) -> bool:
         """Whether every store is open and has everything in its rows."""

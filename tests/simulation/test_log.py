@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine
+from dataclasses import dataclass, field
 from typing import Any
 from unittest.mock import patch
 
@@ -14,6 +15,7 @@ from tensorbus.clock import Deadline
 from tensorbus.feeds import History, archived_files, decode_one
 from tensorbus.feeds._lookout import Lookout, Reading
 from tensorbus.testing import World, disturb, search, sweep
+from tensorbus.workers._keeper import Keeper
 from tensorbus.workers._purge import Purger
 from tests.simulation.callers import Promises
 from tests.simulation.stores import LIMITS, KeptCluster, SimPurger, kept_in_memory
@@ -22,6 +24,7 @@ from tests.simulation.test_names import CALLERS, call, check_versions
 from tests.sizes import SIZES
 
 Scenario = Callable[[World], Coroutine[Any, Any, None]]
+Aside = Callable[[KeptCluster], Coroutine[Any, Any, None]]
 
 WORKERS, STORES = ("w0", "w1"), ("s0", "s1")
 DEEDS = {"put": 3, "put_named": 4, "put_given": 3, "read": 2, "destroy": 4, "bind": 3, "unbind": 2, "publish": 2}
@@ -29,10 +32,19 @@ FAULTS = ("loss", "lost_ack", "duplicate", "slow", "partition", "pause", "bus_pa
 FACTS = ("RoleGranted", "Archived", "LogPurged", "PurgeCompleted")
 SETTLE_S = 120.0
 CUT_AFTER_S = 6.0
+FULL_AFTER_S_MAX = 20.0
 
 
-def log_is_kept(*, for_s: float = 45.0) -> Scenario:
-    """Callers put, name and end the same few things; two stores keep the log; all faults come over all of them."""
+async def _nothing(cluster: KeptCluster) -> None:
+    return
+
+
+def log_is_kept(*, for_s: float = 45.0, aside: Aside = _nothing) -> Scenario:
+    """Callers put, name and end the same few things; two stores keep the log; all faults come over all of them.
+
+    Args:
+        aside: What else happens meanwhile, before the callers end.
+    """
 
     async def scenario(world: World) -> None:
         cluster, promises = KeptCluster(world), Promises()
@@ -46,7 +58,9 @@ def log_is_kept(*, for_s: float = 45.0) -> Scenario:
             call(cluster, promises, workers=(*WORKERS, *STORES), deeds=DEEDS)
             wires = [asyncio.create_task(cluster.reconnect(name), name=f"wire/{name}") for name in (*WORKERS, *STORES)]
             await cut_off(cluster, world.rng("cut").choice((*WORKERS, *STORES)))
+            beside = asyncio.create_task(aside(cluster), name="aside")
             await disturb(world, [*WORKERS, *STORES, *CALLERS], for_s=for_s)
+            await beside
             for name in CALLERS:
                 world.crash(name)
             for wire in wires:
@@ -62,6 +76,15 @@ def log_is_kept(*, for_s: float = 45.0) -> Scenario:
                 world.cover("purged")
 
     return scenario
+
+
+async def fill_disk(cluster: KeptCluster) -> None:
+    """The keeper's disk is full until another store has kept the log."""
+    world = cluster.world
+    await asyncio.sleep(world.rng("full").uniform(0.0, FULL_AFTER_S_MAX))
+    full = await cluster.fill_disk_of_keeper()
+    await world.eventually("another store keeps the log", lambda: cluster.kept_by_other(full), within_s=SETTLE_S)
+    cluster.disks[full].full = False
 
 
 async def cut_off(cluster: KeptCluster, name: str) -> None:
@@ -105,6 +128,11 @@ def test_the_log_is_kept_whatever_comes_over_workers_stores_and_callers() -> Non
     )
 
 
+def test_a_keeper_whose_disk_is_full_makes_room_for_another() -> None:
+    found = sweep(log_is_kept(for_s=30.0, aside=fill_disk), SIZES.sim_seeds // 4, check_every=50)
+    found.check(covers=["fault.full_disk", "RoleResigned", *FACTS])
+
+
 # -- what the scenario is for -----------------------------------------------------------------------------------------
 
 
@@ -133,17 +161,39 @@ right_take, right_upto, right_look = Purger._purge, SimPurger.upto, History._pur
 RARE = {"archive_s": 1e6}
 """Limits with which nothing is archived."""
 
+
+async def _keeps_on(self: Keeper, trouble: object) -> None:
+    return
+
+
+@dataclass(frozen=True)
+class Planted:
+    """A wrong variant of a method, within which seeds the scenario must find it, and what brings it about."""
+
+    target: type
+    method: str
+    wrong: Any
+    seeds: range
+    limits: dict[str, float] = field(default_factory=dict)
+    aside: Aside = _nothing
+
+
 BUGS = {
-    "a purge empties aggregates": (Purger, "_purge", _empties_aggregates, {}, range(20)),
-    "a purge takes what is not in the archive": (SimPurger, "upto", _purges_what_is_nowhere_else, RARE, range(20)),
-    "a reader does not look for purges": (Lookout, "look", _never_looks, {}, range(28, 70)),
-    "a store does not look for purges": (History, "_purged", _looks_once, {}, range(15, 70)),
+    "a purge empties aggregates": Planted(Purger, "_purge", _empties_aggregates, range(20)),
+    "a purge takes what is not in the archive": Planted(
+        SimPurger, "upto", _purges_what_is_nowhere_else, range(20), limits=RARE
+    ),
+    "a reader does not look for purges": Planted(Lookout, "look", _never_looks, range(28, 70)),
+    "a store does not look for purges": Planted(History, "_purged", _looks_once, range(15, 70)),
+    "a keeper that cannot keep the log keeps its role": Planted(
+        Keeper, "_judge", _keeps_on, range(10), aside=fill_disk
+    ),
 }
 
 
 @pytest.mark.parametrize("name", BUGS)
 def test_a_planted_bug_is_found(name: str) -> None:
-    target, method, wrong, limits, seeds = BUGS[name]
-    with patch.object(target, method, wrong), patch.dict(LIMITS, limits):
-        found = search(log_is_kept(), seeds, check_every=50)
-    assert found is not None, f"seeds {seeds} did not find that {name}"
+    planted = BUGS[name]
+    with patch.object(planted.target, planted.method, planted.wrong), patch.dict(LIMITS, planted.limits):
+        found = search(log_is_kept(aside=planted.aside), planted.seeds, check_every=50)
+    assert found is not None, f"seeds {planted.seeds} did not find that {name}"

@@ -25,6 +25,7 @@ from tensorbus.events import (
     ReplicaDropped,
     ReplicaQuarantined,
     RoleGranted,
+    RoleResigned,
     SessionEnd,
     SessionEnded,
     SessionOpened,
@@ -144,7 +145,7 @@ class Truth(MemoryCluster):
         present: dict[str, str | None] = {}
         for fact in self.kept():
             event, author = fact.event, fact.headers.author
-            if isinstance(event, RoleGranted | Archived | LogPurged | PurgeCompleted | LogTruncated):
+            if isinstance(event, RoleGranted | RoleResigned | Archived | LogPurged | PurgeCompleted | LogTruncated):
                 continue  # the newest grant says who keeps the log, and whoever missed something may say so
             if isinstance(event, SessionOpened):
                 present[event.worker] = event.incarnation

@@ -22,6 +22,7 @@ from tensorbus.events import (
     OperationOutcome,
     QuarantineCause,
     RoleGranted,
+    RoleResigned,
     SessionEnd,
     SessionEnded,
     Tier,
@@ -156,7 +157,7 @@ def _corrupt(log: h.Log) -> None:
 
 
 def _kept(log: h.Log) -> None:
-    """What the store says: archive, snapshot, purge; what it loses; a fold that is not known yet."""
+    """What the store says: archive, snapshot, purge, that it gives up; what it loses; a fold that is not known yet."""
     log.append(RoleGranted(role=STORE_ROLE), h.W1, h.SECOND)
     upto = log.state.seq
     log.append(h.archived(1, upto), h.W1, h.SECOND)
@@ -166,6 +167,12 @@ def _kept(log: h.Log) -> None:
     log.append(h.purge(upto + 1, upto), h.W1, h.FIRST)
     log.append(h.truncated(log.state.seq + 5, log.state.seq), h.W1, h.SECOND)
     log.append(h.purged(upto, upto), h.W1, h.SECOND)
+    log.append(RoleResigned(role=STORE_ROLE), h.W1, h.FIRST)
+    log.append(RoleGranted(role=STORE_ROLE), h.W1, h.SECOND)
+    log.append(RoleResigned(role=STORE_ROLE), h.W1, h.SECOND, expected=1)
+    log.append(RoleGranted(role=STORE_ROLE), h.W1, h.SECOND)
+    log.append(RoleResigned(role=STORE_ROLE), h.W1, h.SECOND)
+    log.append(h.archived(upto + 2, upto + 3), h.W1, h.SECOND)
     for id in ("kept", "runs"):
         log.say(h.began, h.W1, h.SECOND, id=id, operation="replicate", artifact=h.D1)
     log.say(h.done, h.W1, h.SECOND, id="kept")

@@ -41,6 +41,7 @@ from tensorbus.events import (
     ReplicaDropped,
     ReplicaQuarantined,
     RoleGranted,
+    RoleResigned,
     SessionEnd,
     SessionEnded,
     SessionOpened,
@@ -298,6 +299,7 @@ facts: tuple[st.SearchStrategy[Event], ...] = (
 )
 store_facts: tuple[st.SearchStrategy[Event], ...] = (
     st.just(RoleGranted(role=STORE_ROLE)),
+    st.just(RoleResigned(role=STORE_ROLE)),
     st.builds(snapshot, st.integers(0, 40)),
     st.builds(archived, st.integers(0, 9), st.integers(9, 40)),
     st.builds(purge, st.integers(0, 40), st.integers(0, 40)),

@@ -2,15 +2,28 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
+from hypothesis import given
 
 from tensorbus.errors import ConflictError, FencedError
-from tensorbus.events import STORE_ROLE, Aggregate, Event, FoldRaised, RoleGranted, SnapshotTaken, Subjects
+from tensorbus.events import (
+    STORE_ROLE,
+    Aggregate,
+    Event,
+    FoldRaised,
+    RoleGranted,
+    RoleResigned,
+    SnapshotTaken,
+    Subjects,
+)
 from tensorbus.ids import EventId
 from tensorbus.lifecycle import Directory, RoleLease, forgettable, log_rules
 from tests.unit.lifecycle import history as h
 
 GRANT = RoleGranted(role=STORE_ROLE)
+RESIGNED = RoleResigned(role=STORE_ROLE)
 
 
 def kept_by(worker: h.WorkerId = h.W1) -> h.Log:
@@ -80,6 +93,65 @@ def test_the_role_can_be_taken_once_its_holders_session_has_ended() -> None:
     assert ask() == log.state.roles[STORE_ROLE]
     log.append(h.ended(h.W1), h.W2)
     assert ask() == GRANT
+
+
+def test_who_has_the_role_may_give_it_up_and_another_takes_it_though_the_first_lives() -> None:
+    log = kept_by()
+    token = log.state.seq
+
+    def resign(worker: h.WorkerId, incarnation: h.Incarnation = h.FIRST) -> object:
+        return log_rules.resign_role(log.state, role=STORE_ROLE, worker=worker, incarnation=incarnation)
+
+    assert (resign(h.W1), resign(h.W2), resign(h.W1, h.SECOND)) == (RESIGNED, None, None)
+    assert log.append(RESIGNED).kept
+    assert STORE_ROLE not in log.state.roles
+    assert resign(h.W1) is None, "once is enough"
+    assert log.append(h.archived(), expected=token, token=token).why == "fenced"
+    assert log.append(h.archived()).why == "fenced", "nor under the number of its own resignation"
+    with pytest.raises(FencedError, match="nobody"):
+        log_rules.as_keeper(log.state, h.purge(), worker=h.W1, incarnation=h.FIRST)
+    assert log_rules.take_role(log.state, role=STORE_ROLE, worker=h.W2, incarnation=h.FIRST) == GRANT
+    assert log.append(GRANT, h.W2).kept
+    assert log.append(h.archived(), h.W2).kept
+    log.state.validate()
+
+
+@pytest.mark.parametrize(
+    ("bent", "why"),
+    [({"author": h.W2}, "fenced"), ({"incarnation": h.SECOND}, "fenced"), ({"expected": 1}, "sequence"),
+     ({"expected": None}, "sequence")],
+)  # fmt: skip
+def test_only_the_holder_gives_the_role_up(bent: dict[str, Any], why: str) -> None:
+    log = kept_by()
+    held = log.state.roles[STORE_ROLE]
+    assert log.append(RESIGNED, **bent).why == why
+    assert log.state.roles[STORE_ROLE] == held
+    assert log_rules.resign_role(log.state, role=STORE_ROLE, worker=h.W1, incarnation=h.FIRST) is None
+    assert log_rules.take_role(log.state, role=STORE_ROLE, worker=h.W1, incarnation=h.FIRST) == GRANT
+
+
+def test_a_resignation_that_was_overtaken_by_a_grant_takes_nothing_from_the_next_holder() -> None:
+    log = kept_by()
+    token = log.state.seq
+    log.append(GRANT, h.W2)
+    assert log.append(RESIGNED, expected=token).why == "sequence"
+    assert log.state.roles[STORE_ROLE].worker == h.W2
+
+
+@given(h.histories)
+def test_the_role_is_with_whose_grant_is_the_last_message_about_it(log: h.Log) -> None:
+    state, last = Directory(), None
+    for message in log.messages:
+        verdict = state.apply(message)
+        if verdict.kept and isinstance(message.event, h.LogPurged | h.PurgeCompleted | h.Archived | SnapshotTaken):
+            assert last == (message.headers.author, message.headers.incarnation)
+        if message.subject.startswith("tb.ev.role.store."):
+            headers, is_grant = message.headers, isinstance(message.event, RoleGranted) and verdict.kept
+            last = (headers.author, headers.incarnation) if is_grant else None
+        for worker in (h.W1, h.W2):
+            for life in (h.FIRST, h.SECOND, h.Incarnation("3" * 16)):
+                has = log_rules.has_role(state, role=STORE_ROLE, worker=worker, incarnation=life)
+                assert has == (last == (worker, life))
 
 
 def test_a_keeper_that_was_replaced_is_told_by_whom() -> None:

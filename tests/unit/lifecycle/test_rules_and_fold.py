@@ -130,6 +130,7 @@ def test_every_fact_is_either_said_by_its_author_or_decided_by_a_rule() -> None:
         "VersionPublished",
         "SessionEnded",
         "RoleGranted",
+        "RoleResigned",
         "LogTruncated",
     }
     by_keeper = {"SnapshotTaken", "Archived", "LogPurged", "PurgeCompleted"}
