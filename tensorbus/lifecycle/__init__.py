@@ -7,6 +7,8 @@ from tensorbus.lifecycle._directory import FOLD_VERSION, Directory
 from tensorbus.lifecycle._fold_artifacts import spare
 from tensorbus.lifecycle._fold_log import forgettable
 from tensorbus.lifecycle._fold_operations import FINISHED_MAX
+from tensorbus.lifecycle._homes import CANDIDATES, assign
+from tensorbus.lifecycle._page_table import COPIES_MAX, PageTable
 from tensorbus.lifecycle._records import (
     Artifact,
     CallerLease,
@@ -29,6 +31,8 @@ from tensorbus.lifecycle._snapshot import dump
 from tensorbus.lifecycle._snapshot_load import Loader, load
 
 __all__ = [
+    "CANDIDATES",
+    "COPIES_MAX",
     "FINISHED_MAX",
     "FOLD_VERSION",
     "SNAPSHOT_FORMAT",
@@ -40,6 +44,7 @@ __all__ = [
     "LogState",
     "Operation",
     "OperationState",
+    "PageTable",
     "Purge",
     "Quarantine",
     "Replica",
@@ -49,6 +54,7 @@ __all__ = [
     "Session",
     "Touched",
     "Verdict",
+    "assign",
     "differences",
     "dissolve",
     "dump",
