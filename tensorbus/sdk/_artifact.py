@@ -16,6 +16,7 @@ from tensorbus.sdk._checks import check_lease_s, check_progress
 from tensorbus.sdk._events import AsyncEvents, EventRecord
 from tensorbus.sdk._files import path_of, save_safetensors
 from tensorbus.sdk._fill import Progress
+from tensorbus.sdk._into import check_target
 from tensorbus.sdk._leases import LeaseHandle
 from tensorbus.sdk._maps import Opened
 from tensorbus.sdk._pending import Pending
@@ -24,7 +25,6 @@ from tensorbus.sdk._place import Place
 from tensorbus.sdk._read import Contents, open_artifact, open_unwritten, read_manifest
 from tensorbus.sdk._records import LOG_STREAM, ArtifactInfo, Position, Replica, parse, position_of
 from tensorbus.sdk._short_forms import ShortForms
-from tensorbus.sdk._tensors import check_target
 from tensorbus.sdk._threads import in_thread, in_thread_to_its_end
 from tensorbus.transport import TransferReport
 

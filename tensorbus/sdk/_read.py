@@ -17,12 +17,13 @@ from tensorbus.errors import (
 )
 from tensorbus.model import Manifest, TensorSpec, TensorView, ViewSpec
 from tensorbus.sdk._core import Core
+from tensorbus.sdk._into import fill_into
 from tensorbus.sdk._maps import Opened, map_reply
 from tensorbus.sdk._plain import Buffer, a_type
 from tensorbus.sdk._records import ArtifactInfo
 from tensorbus.sdk._remote import open_remote
 from tensorbus.sdk._sources import collect
-from tensorbus.sdk._tensors import check_framework, fill_into
+from tensorbus.sdk._tensors import check_framework
 from tensorbus.sdk._threads import in_thread, in_thread_to_its_end
 from tensorbus.transport import hash_bytes
 
@@ -169,11 +170,14 @@ class Contents:
         return None
 
     def octets(self, opened: Opened, spec: TensorSpec) -> memoryview:
-        """A tensor's bytes in C order; without a copy where nothing is selected of it."""
+        """A tensor's bytes in C order; without a copy where memory holds them so."""
         part = self.views.get(spec.name)
         if part is None:
             return opened.octets(spec)
         source = collect(part.apply(opened.look(self.base.find(spec.name), None)))[0]
+        plain = source.view()
+        if plain is not None:
+            return plain
         room = memoryview(bytearray(spec.nbytes))
         source.write_into(room)
         return room

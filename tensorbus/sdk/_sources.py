@@ -128,7 +128,7 @@ class _NumpySource(Source):
 
     def blocks(self, nbytes_max: int) -> Iterator[tuple[int, Callable[[memoryview], None]]]:
         little = self._array.dtype.newbyteorder("<")
-        for block in _cut(self._array, self.shape, itemsize(self.dtype), nbytes_max):
+        for block in cut_leading(self._array, self.shape, itemsize(self.dtype), nbytes_max):
 
             def write(dst: memoryview, block: Array = block) -> None:
                 np.copyto(np.frombuffer(dst, little).reshape(block.shape), block)
@@ -161,7 +161,7 @@ class _TorchSource(Source):
         return flat(tensor).view(torch.uint8).numpy().data
 
     def blocks(self, nbytes_max: int) -> Iterator[tuple[int, Callable[[memoryview], None]]]:
-        for block in _cut(self._tensor, self.shape, itemsize(self.dtype), nbytes_max):
+        for block in cut_leading(self._tensor, self.shape, itemsize(self.dtype), nbytes_max):
 
             def write(dst: memoryview, block: torch.Tensor = block) -> None:
                 whole = bits(block)
@@ -212,7 +212,7 @@ def _numpy_place(array: Array) -> tuple[Hashable, ...]:
     return array.__array_interface__["data"][0], dtype(array.dtype.name).name, array.shape, strides
 
 
-def _cut(array: Any, shape: tuple[int, ...], size: int, nbytes_max: int) -> Iterator[Any]:
+def cut_leading(array: Any, shape: tuple[int, ...], size: int, nbytes_max: int) -> Iterator[Any]:
     """Sub-arrays along the leading dimensions, in C order, of at most ``nbytes_max`` each (or of one element)."""
     row = size * math.prod(shape[1:])
     if not shape or row * shape[0] <= nbytes_max:
@@ -222,7 +222,7 @@ def _cut(array: Any, shape: tuple[int, ...], size: int, nbytes_max: int) -> Iter
         yield from (array[at : at + step] for at in range(0, shape[0], step))
     else:
         for at in range(shape[0]):
-            yield from _cut(array[at], shape[1:], size, nbytes_max)
+            yield from cut_leading(array[at], shape[1:], size, nbytes_max)
 
 
 def _octets(buffer: memoryview) -> Octets:

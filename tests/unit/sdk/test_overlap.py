@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 from tensorbus.errors import InvalidArgumentError
 from tensorbus.model import DTYPES, TensorSpec
+from tensorbus.sdk._into import fill_into
 from tensorbus.sdk._overlap import Extent, collisions
 from tensorbus.sdk._sources import collect
-from tensorbus.sdk._tensors import fill_into
 
 strided = np.lib.stride_tricks.as_strided
 

@@ -20,7 +20,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from tensorbus.errors import CorruptError, InvalidArgumentError, NotFoundError
 from tensorbus.model import DTYPES, DType, TensorSpec, dtype, plan_layout
 from tensorbus.sdk import _tensors
-from tensorbus.sdk._tensors import Source, collect, empty_over, fill_into, manifest_of, rebuild
+from tensorbus.sdk._into import fill_into
+from tensorbus.sdk._tensors import Source, collect, empty_over, manifest_of, rebuild
 
 ROOT = Path(__file__).resolve().parents[3]
 TORCH_DTYPES = sorted({value for value in vars(torch).values() if isinstance(value, torch.dtype)}, key=str)
