@@ -16,7 +16,17 @@ from typing import Any
 
 from tensorbus import events
 from tensorbus.config import ENV_PREFIX, Settings
-from tensorbus.events import EVENT_TYPES, FACT_BYTES_MAX, SCHEMA_VERSION, Aggregate, aggregate, aggregate_of
+from tensorbus.events import (
+    EVENT_TYPES,
+    FACT_BYTES_MAX,
+    PAGE_EVENT_TYPES,
+    SCHEMA_VERSION,
+    SHARD_FENCED,
+    Aggregate,
+    Subjects,
+    aggregate,
+    aggregate_of,
+)
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"
 MADE = "<!-- Made by `make docs` from {source}; change it there. -->\n"
@@ -72,13 +82,18 @@ def field_table(cls: type) -> str:
 
 
 def about(cls: Any) -> tuple[Aggregate, str]:
-    """The aggregate of such a fact, and the field that names it, found by asking with a sample."""
+    """The aggregate of such a fact, and the field that names it, found by asking with a sample.
+
+    Of a fact about the whole cluster there is one aggregate, whose token stands where the field's name would.
+    """
     sample = {field.name: f"<{field.name}>" for field in dataclasses.fields(cls) if field.name != "type"}
     found = aggregate_of(cls(**sample))
     for name, value in sample.items():
         named = {aggregate(found.kind, tenant, value) for tenant in ("", sample.get("tenant", ""))}
         if found in {*named, Aggregate(found.kind, value)}:
             return found, name
+    if found.kind == "cluster":
+        return found, found.token
     raise ValueError(f"no field of {cls.__name__} names its aggregate")
 
 
@@ -95,12 +110,15 @@ def parts(cls: type) -> Iterator[type]:
 
 def event_section(cls: type) -> str:
     found, name = about(cls)
-    place = f"tb.{'snap' if found.kind == 'snap' else f'ev.{found.kind}'}.<{name}>"
+    token = name if name == found.token else f"<{name}>"
+    place = Subjects().fence(Aggregate(found.kind, token)).removesuffix(".*")
     written = f"of one author: `{place}.<author>`"
     if found.contested:
         written = f"contested: compared and appended on `{place}.*`"
     elif found.fenced:
         written = f"only by who has the role: `{place}.<author>`, appended on `tb.ev.role.store.*` under its token"
+    elif found.kind in SHARD_FENCED:
+        written = f"only by the shard's home: `{place}.<author>`, appended on `tb.lease.<{name}>.*` under its token"
     return f"## {cls.__name__}\n\n{summary(cls)}\n\nKind `{found.kind}`, {written}\n\n{field_table(cls)}\n"
 
 
@@ -113,10 +131,10 @@ def part_section(cls: type) -> str:
 
 def events_page() -> str:
     rows = []
-    for cls in EVENT_TYPES:
+    for cls in (*EVENT_TYPES, *PAGE_EVENT_TYPES):
         found, _ = about(cls)
         rows.append((f"[{cls.__name__}](#{cls.__name__.lower()})", f"`{found.kind}`", summary(cls).replace("\n", " ")))
-    used = dict.fromkeys(part for cls in EVENT_TYPES for part in parts(cls))
+    used = dict.fromkeys(part for cls in (*EVENT_TYPES, *PAGE_EVENT_TYPES) for part in parts(cls))
     told = plain(inspect.cleandoc(sys.modules[events.Tier.__module__].__doc__ or ""))
     intro = (
         f"# Facts\n\n{MADE.format(source='`tensorbus/events`')}\nSchema version {SCHEMA_VERSION}. {told}\n\n"
@@ -125,6 +143,8 @@ def events_page() -> str:
         "sequence that its author knew, and only one of two wins.\n\n"
     )
     body = "".join(event_section(cls) for cls in EVENT_TYPES)
+    body += "# Page facts\n\nThey are in the stream `TB_PAGES`; their `<id>` is the number of the shard.\n\n"
+    body += "".join(event_section(cls) for cls in PAGE_EVENT_TYPES)
     shared = "".join(part_section(part) for part in used)
     return (
         f"{intro}{table(('fact', 'kind', 'what happened'), rows)}\n{body}## Parts of facts\n\n{shared}".rstrip() + "\n"

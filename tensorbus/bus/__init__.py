@@ -21,6 +21,7 @@ from tensorbus.bus._port import (
     LogInfo,
     Message,
     Reader,
+    Stream,
     StreamLimits,
     WrongSequenceError,
 )
@@ -53,6 +54,7 @@ __all__ = [
     "Reader",
     "Role",
     "StoredSnapshot",
+    "Stream",
     "StreamCopy",
     "StreamLimits",
     "StreamReport",

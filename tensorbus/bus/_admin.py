@@ -9,10 +9,11 @@ from typing import Any, Final
 
 from tensorbus.bus._auth import NatsAuth
 from tensorbus.bus._link import Link
-from tensorbus.bus._nats import CONNECT_S, NatsBus, parse_time
+from tensorbus.bus._nats import CONNECT_S, NatsBus
+from tensorbus.bus._nats_stream import parse_time
 from tensorbus.bus._port import StreamLimits
 from tensorbus.bus._requests import NoStreamError, Requests, nobody_there
-from tensorbus.bus._streams import ensure_live, ensure_log, live_config, log_config, mismatch
+from tensorbus.bus._streams import ensure_live, ensure_log, ensure_pages, mismatch, wanted_config
 from tensorbus.clock import Clock, Deadline, SystemClock
 from tensorbus.errors import InvalidArgumentError, TensorbusError, UnavailableError
 from tensorbus.events import Subjects
@@ -159,7 +160,8 @@ class BusAdmin:
             allow_recreate=after_loss,
             deadline=deadline,
         )
-        await ensure_live(self.requests, self.subjects, limits, clock=self.clock, remembered_seq=0, deadline=deadline)
+        for ensure in (ensure_pages, ensure_live):
+            await ensure(self.requests, self.subjects, limits, clock=self.clock, remembered_seq=0, deadline=deadline)
         found = []
         for name in self.subjects.streams:
             info = await self.requests.api(f"STREAM.INFO.{name}", deadline=deadline)
@@ -228,8 +230,7 @@ class BusAdmin:
 
     def _report(self, info: Mapping[str, Any], *, made: bool = False) -> StreamReport:
         config, state, cluster = info["config"], info["state"], info.get("cluster") or {}
-        wanted_of = log_config if config["name"] == self.subjects.log_stream else live_config
-        wanted = wanted_of(self.subjects, StreamLimits(), clock=self.clock, remembered_seq=0)
+        wanted = wanted_config(self.subjects, config["name"], clock=self.clock)
         copies = (
             StreamCopy(
                 server=str(each.get("name", "")),

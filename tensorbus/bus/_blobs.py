@@ -1,4 +1,4 @@
-"""Bodies too large for a fact: compressed chunks in the log stream, named by the digest of the whole."""
+"""Bodies too large for a fact: compressed chunks in a stream, named by the digest of the whole."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Final
 
 from blake3 import blake3
 
-from tensorbus.bus._port import Bus
+from tensorbus.bus._port import Stream
 from tensorbus.clock import Deadline
 from tensorbus.errors import CorruptError, NotFoundError
 from tensorbus.events import MSG_ID, BlobRef
@@ -22,7 +22,7 @@ _STEP_BYTES: Final = 256 * 1024
 Body = bytes | Iterable[bytes] | AsyncIterable[bytes]
 
 
-async def put_blob(bus: Bus, data: Body, *, author: WorkerId, deadline: Deadline) -> BlobRef:
+async def put_blob(stream: Stream, data: Body, *, author: WorkerId, deadline: Deadline) -> BlobRef:
     """Store a body, to be named by a fact that follows. A repetition within the dedup window stores nothing new.
 
     Args:
@@ -34,23 +34,24 @@ async def put_blob(bus: Bus, data: Body, *, author: WorkerId, deadline: Deadline
     digest, nbytes, chunks = await _pack(data)
     for n, chunk in enumerate(chunks):
         headers = {MSG_ID: f"blob-{digest}-{n}-{author}"}
-        await bus.publish(bus.subjects.blob(digest, n, author), chunk, headers=headers, deadline=deadline)
+        subject = stream.subjects.blob(digest, n, author, stream=stream.name)
+        await stream.publish(subject, chunk, headers=headers, deadline=deadline)
     return BlobRef(digest=digest, nbytes=nbytes, chunks=len(chunks), author=author)
 
 
-async def get_blob(bus: Bus, ref: BlobRef, *, deadline: Deadline) -> bytes:
+async def get_blob(stream: Stream, ref: BlobRef, *, deadline: Deadline) -> bytes:
     """Fetch and verify a body.
 
     Raises:
         NotFoundError: If a chunk is not in the log; CorruptError: If the bytes are not those of the digest.
     """
     out = bytearray()
-    async for piece in read_blob(bus, ref, deadline=deadline):
+    async for piece in read_blob(stream, ref, deadline=deadline):
         out += piece
     return bytes(out)
 
 
-async def read_blob(bus: Bus, ref: BlobRef, *, deadline: Deadline) -> AsyncIterator[bytes]:
+async def read_blob(stream: Stream, ref: BlobRef, *, deadline: Deadline) -> AsyncIterator[bytes]:
     """Fetch a body piece by piece. It is verified at its end: what came before may not be relied on until then.
 
     Raises:
@@ -58,7 +59,8 @@ async def read_blob(bus: Bus, ref: BlobRef, *, deadline: Deadline) -> AsyncItera
     """
     unpack, digest, nbytes = zlib.decompressobj(), blake3(), 0
     for n in range(ref.chunks):
-        message = await bus.last_on(bus.subjects.blob(ref.digest, n, ref.author), deadline=deadline)
+        subject = stream.subjects.blob(ref.digest, n, ref.author, stream=stream.name)
+        message = await stream.last_on(subject, deadline=deadline)
         if message is None:
             raise NotFoundError(f"chunk {n} of {ref.chunks} of blob {ref.digest} is not in the log", digest=ref.digest)
         packed = message.data

@@ -29,6 +29,7 @@ class Role(StrEnum):
     BASIC = "basic"
     GATEWAY = "gateway"
     STORE = "store"
+    SHARD_HOME = "shard-home"
     CALLER = "caller"
     ADMIN = "admin"
 
@@ -37,10 +38,14 @@ WRITES: Final[dict[Role, tuple[str, ...]]] = {
     Role.BASIC: ("artifact", "key", "series", "session", "instance", "replica", "clease", "op", "trunc"),
     Role.GATEWAY: ("artifact", "key", "series", "session", "op", "trunc"),
     Role.STORE: ("artifact", "session", "trunc", "fold", "purge", "archive"),
+    Role.SHARD_HOME: ("artifact", "session", "trunc", "cluster"),
     Role.CALLER: (),
     Role.ADMIN: (),
 }
 """The kinds of facts that a role writes, as itself. A witness ends others' sessions, and what went with them."""
+
+WORKERS: Final = (Role.BASIC, Role.GATEWAY, Role.STORE, Role.SHARD_HOME)
+"""Those who have sessions of their own."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -125,6 +130,7 @@ def _reads(subjects: Subjects) -> Iterator[str]:
     yield "$SYS.REQ.USER.INFO"  # what one may do oneself
     yield "$JS.API.INFO"
     yield f"$JS.API.STREAM.MSG.GET.{subjects.log_stream}"
+    yield f"$JS.API.STREAM.MSG.GET.{subjects.pages_stream}"
     for stream in subjects.streams:
         yield f"$JS.API.STREAM.INFO.{stream}"
         yield f"$JS.API.CONSUMER.CREATE.{stream}"
@@ -136,14 +142,20 @@ def _writes(role: Role, name: str, subjects: Subjects) -> Iterator[str]:
     prefix = subjects.prefix
     for kind in WRITES[role]:
         yield f"{prefix}.ev.{kind}.*.{name}"
-    if role in (Role.BASIC, Role.GATEWAY, Role.STORE):
+    if role in WORKERS:
         yield f"{prefix}.blob.*.*.{name}"
         yield f"{prefix}.live.*.{name}"
         yield f"$JS.API.STREAM.CREATE.{subjects.live_stream}"  # in memory: gone with a server that was alone
     if role is Role.STORE:
         yield f"{prefix}.ev.role.store.{name}"
         yield f"{prefix}.snap.*.{name}"
+        yield f"{prefix}.pconf.*.{name}"
         yield f"$JS.API.STREAM.PURGE.{subjects.log_stream}"
+        yield f"$JS.API.STREAM.PURGE.{subjects.pages_stream}"
+    if role is Role.SHARD_HOME:
+        for kind in ("lease", "shard", "psnap", "pconf"):
+            yield f"{prefix}.{kind}.*.{name}"
+        yield f"{prefix}.pblob.*.*.{name}"
 
 
 def _administers(subjects: Subjects) -> Iterator[str]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
+from contextlib import AbstractAsyncContextManager, AbstractContextManager, asynccontextmanager, contextmanager
 from typing import Any, Final, TypeVar
 
 from tensorbus.bus._ask import (
@@ -24,8 +24,9 @@ from tensorbus.bus._ask import (
 from tensorbus.bus._beats import TTL, Heartbeats
 from tensorbus.bus._memory_ask import Listening
 from tensorbus.bus._memory_cluster import NO_FAULT, Fault, MemoryCluster
-from tensorbus.bus._memory_stream import Refused
-from tensorbus.bus._port import Heartbeat, LogInfo, Message, Reader, StreamLimits, WrongSequenceError
+from tensorbus.bus._memory_reads import MemoryReads
+from tensorbus.bus._memory_stream import MemoryStream, Refused
+from tensorbus.bus._port import Heartbeat, Message, Reader, StreamLimits, WrongSequenceError
 from tensorbus.bus._position import Position
 from tensorbus.clock import Deadline
 from tensorbus.errors import DeniedError, InvalidArgumentError, OutOfSpaceError, UnavailableError
@@ -41,10 +42,12 @@ T = TypeVar("T")
 class MemoryReader(Position):
     """See :class:`tensorbus.bus.Reader`. Use it as an async context manager."""
 
-    def __init__(self, bus: MemoryBus, *, filter_subject: str, after: int, live: bool) -> None:
-        super().__init__(bus, filter_subject, after=after)
+    def __init__(
+        self, bus: MemoryBus, stored: Callable[[], MemoryStream], *, filter_subject: str, after: int, leader: Any = None
+    ) -> None:
+        super().__init__(leader or bus, filter_subject, after=after)
         self._bus = bus
-        self._live = live
+        self._stored = stored
         self._wake = asyncio.Event()
         self._closed = False
         self._catch_up_to: int | None = None
@@ -81,8 +84,7 @@ class MemoryReader(Position):
             await self._wake.wait()
 
     def _look(self) -> list[Message]:
-        cluster = self._bus.cluster
-        stream = cluster.ensure_live() if self._live else cluster.log
+        stream = self._stored()
         if self._catch_up_to is None:
             last = stream.last_on(self._filter)
             self._catch_up_to = 0 if last is None else last.seq
@@ -98,7 +100,7 @@ class MemoryReader(Position):
             self._caught_up.set()
 
 
-class MemoryBus:
+class MemoryBus(MemoryReads):
     """See :class:`tensorbus.bus.Bus`. One connection to a :class:`MemoryCluster`.
 
     Args:
@@ -120,8 +122,20 @@ class MemoryBus:
         cluster.connections[self] = None
 
     @property
+    def name(self) -> str:
+        return self.subjects.log_stream
+
+    @property
     def subjects(self) -> Subjects:
         return self.cluster.subjects
+
+    @property
+    def pages(self) -> MemoryPages:
+        return MemoryPages(self)
+
+    @property
+    def _stored(self) -> MemoryStream:
+        return self.cluster.log
 
     @property
     def connected(self) -> bool:
@@ -165,34 +179,6 @@ class MemoryBus:
             raise exc.error from None
         finally:
             self._pending -= 1
-
-    async def get(self, seq: int, *, deadline: Deadline) -> Message | None:
-        return await self._request(lambda: self.cluster.log.get(seq), deadline)
-
-    async def first_from(self, filter_subject: str, seq: int, *, deadline: Deadline) -> Message | None:
-        def look() -> Message | None:
-            found = self.cluster.log.after(seq - 1, filter_subject, count_max=1)
-            return found[0] if found else None
-
-        return await self._request(look, deadline)
-
-    async def last_on(self, filter_subject: str, *, deadline: Deadline) -> Message | None:
-        return await self._request(lambda: self.cluster.log.last_on(filter_subject), deadline)
-
-    async def subjects_on(self, filter_subject: str, *, deadline: Deadline) -> list[str]:
-        return await self._request(lambda: self.cluster.log.subjects_on(filter_subject), deadline)
-
-    async def last_seq(self, *, deadline: Deadline) -> int:
-        return await self._request(lambda: self.cluster.log.last_seq, deadline)
-
-    async def log_state(self, *, deadline: Deadline) -> LogInfo:
-        return await self._request(lambda: self.cluster.log.info(), deadline)
-
-    async def purge(self, filter_subject: str, *, upto: int, keep_last: bool = True, deadline: Deadline) -> int:
-        if not filter_subject:
-            raise InvalidArgumentError("a purge needs a filter")
-        log = self.cluster.log
-        return await self._request(lambda: log.purge(filter_subject, upto=upto, keep_last=keep_last), deadline)
 
     @property
     def max_payload(self) -> int:
@@ -269,7 +255,7 @@ class MemoryBus:
             await desk.close()
 
     def read(self, filter_subject: str, *, after: int) -> AbstractAsyncContextManager[Reader]:
-        return MemoryReader(self, filter_subject=filter_subject, after=after, live=False)
+        return MemoryReader(self, lambda: self._stored, filter_subject=filter_subject, after=after)
 
     async def beat(self, subject: str, *, ttl_s: int, deadline: Deadline) -> int:
         if ttl_s < 1:
@@ -288,7 +274,8 @@ class MemoryBus:
 
     @asynccontextmanager
     async def watch_live(self) -> AsyncIterator[AsyncIterator[Heartbeat]]:
-        async with MemoryReader(self, filter_subject=self.subjects.live_all, after=0, live=True) as reader:
+        live = self.cluster.ensure_live
+        async with MemoryReader(self, live, filter_subject=self.subjects.live_all, after=0) as reader:
             yield Heartbeats(reader, self.subjects, lambda _seq: None)
 
     @contextmanager
@@ -371,6 +358,37 @@ class MemoryBus:
         finally:
             timer.cancel()
             del self._waiting[answer]
+
+
+class MemoryPages(MemoryReads):
+    """The stream of page facts over a bus's connection."""
+
+    def __init__(self, bus: MemoryBus) -> None:
+        self._bus = bus
+
+    @property
+    def name(self) -> str:
+        return self.subjects.pages_stream
+
+    @property
+    def subjects(self) -> Subjects:
+        return self._bus.subjects
+
+    async def publish(self, subject: str, data: bytes, *, headers: Mapping[str, str], deadline: Deadline) -> int:
+        return await self._bus.publish(subject, data, headers=headers, deadline=deadline)
+
+    def read(self, filter_subject: str, *, after: int) -> AbstractAsyncContextManager[Reader]:
+        return MemoryReader(self._bus, lambda: self._stored, filter_subject=filter_subject, after=after, leader=self)
+
+    def on_lost(self, callback: Callable[[], None]) -> AbstractContextManager[None]:
+        return self._bus.on_lost(callback)
+
+    @property
+    def _stored(self) -> MemoryStream:
+        return self._bus.cluster.pages
+
+    async def _request(self, action: Callable[[], T], deadline: Deadline) -> T:
+        return await self._bus._request(action, deadline)  # noqa: SLF001  the connection is the bus's
 
 
 class _NoAnswer(Exception):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final, Protocol
 
 from tensorbus.bus._beats import MARKER, MARKER_TTL_S, TTL
@@ -55,7 +55,7 @@ NO_FAULT: Final = Fault()
 
 
 class MemoryCluster:
-    """The state that buses share: a log, a live stream, and the switches of a test.
+    """The state that buses share: a log, page facts, a live stream, and the switches of a test.
 
     Args:
         subjects: The subjects' prefix.
@@ -89,6 +89,7 @@ class MemoryCluster:
         self._backlog: list[Callable[[], None]] = []
         self._first_seq = first_seq
         self.log = self._stream(self.subjects.log_stream, first_seq)
+        self.pages = self._stream(self.subjects.pages_stream, first_seq)
         self.live: MemoryStream | None = None
 
     @property
@@ -120,9 +121,10 @@ class MemoryCluster:
         self.restart()
 
     def lose(self, *, first_seq: int | None = None) -> None:
-        """Die, and come back with a log that was made anew, above the old one's sequences if none is given."""
+        """Die, and come back with streams that were made anew, above the old ones' sequences if none is given."""
         self._die()
         self.log = self._stream(self.subjects.log_stream, first_seq or self.log.last_seq + 1_000_000)
+        self.pages = self._stream(self.subjects.pages_stream, first_seq or self.pages.last_seq + 1_000_000)
         self.restart()
 
     def _die(self) -> None:
@@ -135,6 +137,7 @@ class MemoryCluster:
     def limit(self, limits: StreamLimits) -> None:
         self._limits = limits
         self.log.limits = limits
+        self.pages.limits = replace(limits, log_bytes_max=limits.pages_bytes_max)
 
     def submit(self, action: Callable[[], None]) -> None:
         """Let the server act, now or when it goes on."""
@@ -145,8 +148,9 @@ class MemoryCluster:
 
     def store(self, subject: str, data: bytes, headers: Mapping[str, str]) -> int:
         """Act on a publish as the stream of its subject does."""
-        if self.log.takes(subject):
-            seq = self.log.store(subject, data, headers)
+        stream = next((stream for stream in (self.log, self.pages) if stream.takes(subject)), None)
+        if stream is not None:
+            seq = stream.store(subject, data, headers)
         elif self.live is not None and self.live.takes(subject):
             seq = self.live.store(subject, data, headers)
             self._expire_later(self.live, subject, seq, float(headers[TTL].rstrip("s")))

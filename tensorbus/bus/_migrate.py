@@ -1,7 +1,8 @@
 """One server becomes three: the log is copied as the server itself keeps it, so that every sequence stays.
 
 The source is only read. Writers must have left before, since what they append afterwards would not be in the copy;
-that nothing was appended meanwhile is checked at the end. Heartbeats are not moved: they are in memory and short.
+that nothing was appended meanwhile is checked at the end. Heartbeats are not moved: they are in memory and short. Nor
+are page facts: the pages went with the workers' sessions.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import asyncio
 import contextlib
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from nats.aio.msg import Msg
@@ -18,7 +19,9 @@ from nats.aio.subscription import Subscription
 
 from tensorbus.bus._admin import BusAdmin, StreamReport, user_config
 from tensorbus.bus._link import Link, Refused
+from tensorbus.bus._port import StreamLimits
 from tensorbus.bus._requests import NAME_IN_USE, NoStreamError, nobody_there, translate
+from tensorbus.bus._streams import ensure_pages
 from tensorbus.clock import Deadline
 from tensorbus.errors import (
     ConflictError,
@@ -105,6 +108,7 @@ async def migrate(
         last_id = await _verified(source, target, before, deadline)
         found = await target.set_replicas(name, replicas, deadline=deadline) if replicas > 1 else before
         await _verified(source, target, before, deadline)
+        await _with_pages(source, target, replicas, deadline)
     except _TakenError:
         raise  # somebody else made one there just now
     except BaseException:
@@ -351,6 +355,22 @@ async def _verified(source: BusAdmin, target: BusAdmin, wanted: StreamReport, de
         text = f"the last message of stream {wanted.name}, {wanted.last_seq}, is another one in its copy"
         raise CorruptError(text, stream=wanted.name, seq=wanted.last_seq)
     return one.headers.get(MSG_ID, "")
+
+
+async def _with_pages(source: BusAdmin, target: BusAdmin, replicas: int, deadline: Deadline) -> None:
+    """Make the target's stream of page facts, above all sequences of the source's: a fencing token only grows."""
+    found = await source.stream(source.subjects.pages_stream, deadline=deadline)
+    limits = StreamLimits(replicas=replicas)
+    if found is not None and found.bytes_max > 0:
+        limits = replace(limits, pages_bytes_max=found.bytes_max)
+    await ensure_pages(
+        target.requests,
+        target.subjects,
+        limits,
+        clock=target.clock,
+        remembered_seq=0 if found is None else found.last_seq,
+        deadline=deadline,
+    )
 
 
 async def _remove(target: BusAdmin, name: str) -> None:

@@ -2,29 +2,25 @@
 
 from __future__ import annotations
 
-import base64
 import itertools
-import re
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
-from datetime import datetime
-from typing import Any, Final
+from collections.abc import AsyncIterator
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from typing import Final
 
 from tensorbus.bus._ask import Handler
 from tensorbus.bus._auth import NatsAuth
 from tensorbus.bus._beats import TTL, Heartbeats
-from tensorbus.bus._link import Link, Refused
+from tensorbus.bus._link import Link
 from tensorbus.bus._nats_ask import answer, ask, max_payload
-from tensorbus.bus._port import Heartbeat, LogInfo, Message, Reader, StreamLimits
+from tensorbus.bus._nats_stream import NatsStream
+from tensorbus.bus._port import Heartbeat, StreamLimits
 from tensorbus.bus._reader import NatsReader
 from tensorbus.bus._requests import NoStreamError, Requests
-from tensorbus.bus._streams import ensure_live, ensure_log
+from tensorbus.bus._streams import ensure_live, ensure_log, ensure_pages
 from tensorbus.clock import Clock, Deadline, SystemClock
 from tensorbus.errors import (
-    CorruptError,
     DeadlineExceededError,
     InvalidArgumentError,
-    NotFoundError,
     TensorbusError,
     UnavailableError,
 )
@@ -34,16 +30,15 @@ from tensorbus.ids import IdSource, SystemIds
 CONNECT_S: Final = 10.0
 RECREATE_S: Final = 5.0
 JETSTREAM_S: Final = 2.0
-_TIME = re.compile(r"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)(?:\.(\d{1,9}))?Z")
 
 
-class NatsBus:
+class NatsBus(NatsStream):
     """See :class:`tensorbus.bus.Bus`. Made by :meth:`connect`; belongs to the event loop that made it."""
 
     def __init__(self, link: Link, *, subjects: Subjects, clock: Clock, ids: IdSource, pending_max: int) -> None:
+        super().__init__(Requests(link, appends_max=pending_max), subjects=subjects, name=subjects.log_stream)
         self._link = link
-        self._requests = Requests(link, appends_max=pending_max)
-        self._subjects = subjects
+        self._pages = NatsStream(self._requests, subjects=subjects, name=subjects.pages_stream)
         self._clock = clock
         self._beat_ids = (f"{stem}-{n}" for stem in [ids.hex(8)] for n in itertools.count())
         self._limits = StreamLimits()
@@ -88,8 +83,8 @@ class NatsBus:
         )
 
     @property
-    def subjects(self) -> Subjects:
-        return self._subjects
+    def pages(self) -> NatsStream:
+        return self._pages
 
     @property
     def connected(self) -> bool:
@@ -110,50 +105,10 @@ class NatsBus:
             allow_recreate=allow_recreate,
             deadline=deadline,
         )
+        await ensure_pages(
+            self._requests, self._subjects, limits, clock=self._clock, remembered_seq=0, deadline=deadline
+        )
         await self._ensure_live(deadline)
-
-    async def publish(self, subject: str, data: bytes, *, headers: Mapping[str, str], deadline: Deadline) -> int:
-        stream = self._subjects.log_stream
-        return await self._requests.append(subject, data, headers=headers, stream=stream, deadline=deadline)
-
-    async def get(self, seq: int, *, deadline: Deadline) -> Message | None:
-        return await self._message({"seq": seq}, deadline) if seq > 0 else None
-
-    async def first_from(self, filter_subject: str, seq: int, *, deadline: Deadline) -> Message | None:
-        return await self._message({"seq": max(seq, 1), "next_by_subj": filter_subject}, deadline)
-
-    async def last_on(self, filter_subject: str, *, deadline: Deadline) -> Message | None:
-        return await self._message({"last_by_subj": filter_subject}, deadline)
-
-    async def subjects_on(self, filter_subject: str, *, deadline: Deadline) -> list[str]:
-        found: list[str] = []
-        while True:
-            question = {"subjects_filter": filter_subject, "offset": len(found)}
-            info = await self._requests.api(f"STREAM.INFO.{self._subjects.log_stream}", question, deadline=deadline)
-            page = info["state"].get("subjects") or {}
-            found += page
-            if not page or len(found) >= int(info.get("total", 0)):
-                return sorted(found)
-
-    async def last_seq(self, *, deadline: Deadline) -> int:
-        return (await self.log_state(deadline=deadline)).last_seq
-
-    async def log_state(self, *, deadline: Deadline) -> LogInfo:
-        info = await self._requests.api(f"STREAM.INFO.{self._subjects.log_stream}", deadline=deadline)
-        return parse_info(info)
-
-    async def purge(self, filter_subject: str, *, upto: int, keep_last: bool = True, deadline: Deadline) -> int:
-        if not filter_subject:  # to the server that would mean everything
-            raise InvalidArgumentError("a purge needs a filter")
-        before = upto + 1  # the server's bound is exclusive, and 0 would mean everything
-        if keep_last:
-            last = await self.last_on(filter_subject, deadline=deadline)
-            before = min(before, last.seq if last is not None else 0)
-        if before <= 1:
-            return 0
-        body = {"filter": filter_subject, "seq": before}
-        answer = await self._requests.api(f"STREAM.PURGE.{self._subjects.log_stream}", body, deadline=deadline)
-        return int(answer["purged"])
 
     @property
     def max_payload(self) -> int:
@@ -164,11 +119,6 @@ class NatsBus:
 
     def answer(self, subject: str, handler: Handler, *, queue: str) -> AbstractAsyncContextManager[None]:
         return answer(self._link, subject, handler, queue=queue)
-
-    def read(self, filter_subject: str, *, after: int) -> AbstractAsyncContextManager[Reader]:
-        return NatsReader(
-            self._requests, leader=self, stream=self._subjects.log_stream, filter_subject=filter_subject, after=after
-        )
 
     async def beat(self, subject: str, *, ttl_s: int, deadline: Deadline) -> int:
         if ttl_s < 1:
@@ -201,15 +151,6 @@ class NatsBus:
         async with reader:
             yield Heartbeats(reader, self._subjects, self._note_live)
 
-    @contextmanager
-    def on_lost(self, callback: Callable[[], None]) -> Iterator[None]:
-        listener = _Losses(callback)
-        self._link.listen(listener)
-        try:
-            yield
-        finally:
-            self._link.forget(listener)
-
     async def close(self) -> None:
         await self._link.close()
 
@@ -240,74 +181,3 @@ class NatsBus:
             ) from exc
         except TensorbusError:
             pass  # something with JetStream answers, if only that this account may not ask
-
-    async def _message(self, question: dict[str, Any], deadline: Deadline) -> Message | None:
-        verb = f"STREAM.MSG.GET.{self._subjects.log_stream}"
-        try:
-            answer = await self._requests.api(verb, question, deadline=deadline)
-        except NotFoundError:
-            return None
-        return parse_stored(answer["message"])
-
-
-class _Losses:
-    """Hears of the link only that it was lost."""
-
-    def __init__(self, callback: Callable[[], None]) -> None:
-        self.on_lost = callback
-
-    def on_refused(self, refused: Refused) -> None:
-        """Nothing was asked."""
-
-
-def parse_info(info: Mapping[str, Any]) -> LogInfo:
-    """What the server says of a stream.
-
-    Raises:
-        CorruptError: If it cannot be read.
-    """
-    try:
-        state = info["state"]
-        return LogInfo(
-            first_seq=int(state["first_seq"]),
-            last_seq=int(state["last_seq"]),
-            messages=int(state["messages"]),
-            nbytes=int(state["bytes"]),
-            created_ns=parse_time(info["created"]),
-        )
-    except (KeyError, ValueError) as exc:
-        raise CorruptError(f"the bus gave a stream's state that cannot be read: {exc}") from exc
-
-
-def parse_stored(stored: Mapping[str, Any]) -> Message:
-    """A message as the leader gives it, headers and data in base64.
-
-    Raises:
-        CorruptError: If it cannot be read.
-    """
-    try:
-        return Message(
-            int(stored["seq"]),
-            parse_time(stored["time"]),
-            stored["subject"],
-            parse_headers(base64.b64decode(stored.get("hdrs", ""))),
-            base64.b64decode(stored.get("data", "")),
-        )
-    except (KeyError, ValueError) as exc:
-        raise CorruptError(f"the bus gave a message that cannot be read: {exc}") from exc
-
-
-def parse_time(text: str) -> int:
-    """Nanoseconds since the epoch of an RFC 3339 time in UTC; the standard library cuts at microseconds."""
-    found = _TIME.fullmatch(text)
-    if found is None:
-        raise ValueError(f"{text!r} is no UTC time")
-    seconds = int(datetime.fromisoformat(found[1] + "+00:00").timestamp())
-    return seconds * 1_000_000_000 + int((found[2] or "").ljust(9, "0"))
-
-
-def parse_headers(raw: bytes) -> dict[str, str]:
-    """The headers of a block that begins with ``NATS/1.0``."""
-    lines = raw.decode("utf-8").split("\r\n")[1:]
-    pairs = (line.partition(":") for line in lines if line)
-    return {name.strip(): value.strip() for name, _, value in pairs}

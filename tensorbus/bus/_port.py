@@ -37,6 +37,7 @@ class StreamLimits:
     Attributes:
         log_bytes_max: Size of the log on disk.
         live_bytes_max: Size of the heartbeats in memory.
+        pages_bytes_max: Size of the page facts on disk.
         message_bytes_max: Size of one message with its headers.
         dedup_s: Seconds for which the server remembers a message id.
         replicas: Servers that keep a copy.
@@ -44,6 +45,7 @@ class StreamLimits:
 
     log_bytes_max: int = 16 * 1024 * MIB
     live_bytes_max: int = 64 * MIB
+    pages_bytes_max: int = 4 * 1024 * MIB
     message_bytes_max: int = 1 * MIB
     dedup_s: int = 120
     replicas: int = 1
@@ -142,8 +144,13 @@ class Reader(Protocol):
         ...
 
 
-class Bus(Protocol):
-    """One cluster's streams under one subject prefix. All reads go to the stream leader."""
+class Stream(Protocol):
+    """One stream, and the appends to it. All reads go to its leader."""
+
+    @property
+    def name(self) -> str:
+        """How the servers call it."""
+        ...
 
     @property
     def subjects(self) -> Subjects: ...
@@ -164,19 +171,67 @@ class Bus(Protocol):
         ...
 
     async def get(self, seq: int, *, deadline: Deadline) -> Message | None:
-        """The message of the log stream at a sequence."""
+        """The message of the stream at a sequence."""
         ...
 
     async def first_from(self, filter_subject: str, seq: int, *, deadline: Deadline) -> Message | None:
-        """The first message of the log stream on a filter at or after a sequence."""
+        """The first message of the stream on a filter at or after a sequence."""
         ...
 
     async def last_on(self, filter_subject: str, *, deadline: Deadline) -> Message | None:
-        """The last message of the log stream on a filter (wildcards allowed)."""
+        """The last message of the stream on a filter (wildcards allowed)."""
         ...
 
     async def subjects_on(self, filter_subject: str, *, deadline: Deadline) -> list[str]:
-        """The subjects of the log stream that a filter matches and that have messages now, in order."""
+        """The subjects of the stream that a filter matches and that have messages now, in order."""
+        ...
+
+    def read(self, filter_subject: str, *, after: int) -> AbstractAsyncContextManager[Reader]:
+        """Read the stream from the first message after a sequence, for as long as the context is open."""
+        ...
+
+    async def last_seq(self, *, deadline: Deadline) -> int:
+        """The last sequence of the stream."""
+        ...
+
+    async def log_state(self, *, deadline: Deadline) -> LogInfo:
+        """What the stream holds now."""
+        ...
+
+    async def purge(self, filter_subject: str, *, upto: int, keep_last: bool = True, deadline: Deadline) -> int:
+        """Remove the messages of the stream on a filter, up to a sequence and with it, for ever.
+
+        Repeating it is safe, and that is what happens while the outcome is unknown.
+
+        Args:
+            filter_subject: An aggregate's fence, or one subject.
+            keep_last: Leave the filter's last message, whatever its sequence: without it the next to compare and append
+                would find the aggregate as if it had never been.
+
+        Returns:
+            How many messages went; fewer than there were if an earlier attempt took some.
+
+        Raises:
+            DeniedError: If the server does not let this connection purge, or the stream be purged.
+            InvalidArgumentError: If the filter is empty.
+        """
+        ...
+
+    def on_lost(self, callback: Callable[[], None]) -> AbstractContextManager[None]:
+        """Call back each time the connection was lost, before anything comes over the next one.
+
+        The callback runs on the loop for as long as the context is open, and must not wait. What is asked of the bus
+        afterwards waits until the connection is back.
+        """
+        ...
+
+
+class Bus(Stream, Protocol):
+    """One cluster's streams under one subject prefix. As a stream it is the log."""
+
+    @property
+    def pages(self) -> Stream:
+        """The stream of page facts, over the same connection."""
         ...
 
     @property
@@ -220,37 +275,6 @@ class Bus(Protocol):
         """
         ...
 
-    def read(self, filter_subject: str, *, after: int) -> AbstractAsyncContextManager[Reader]:
-        """Read the log stream from the first message after a sequence, for as long as the context is open."""
-        ...
-
-    async def last_seq(self, *, deadline: Deadline) -> int:
-        """The last sequence of the log stream."""
-        ...
-
-    async def log_state(self, *, deadline: Deadline) -> LogInfo:
-        """What the log stream holds now."""
-        ...
-
-    async def purge(self, filter_subject: str, *, upto: int, keep_last: bool = True, deadline: Deadline) -> int:
-        """Remove the messages of the log stream on a filter, up to a sequence and with it, for ever.
-
-        Repeating it is safe, and that is what happens while the outcome is unknown.
-
-        Args:
-            filter_subject: An aggregate's fence, or one subject.
-            keep_last: Leave the filter's last message, whatever its sequence: without it the next to compare and append
-                would find the aggregate as if it had never been.
-
-        Returns:
-            How many messages went; fewer than there were if an earlier attempt took some.
-
-        Raises:
-            DeniedError: If the server does not let this connection purge, or the stream be purged.
-            InvalidArgumentError: If the filter is empty.
-        """
-        ...
-
     async def beat(self, subject: str, *, ttl_s: int, deadline: Deadline) -> int:
         """Store a heartbeat in the live stream; it runs out after whole seconds. Creates the stream when it is gone."""
         ...
@@ -263,14 +287,6 @@ class Bus(Protocol):
         self, *, remembered_seq: int, limits: StreamLimits, allow_recreate: bool, deadline: Deadline
     ) -> None:
         """See :func:`tensorbus.bus.provision`."""
-        ...
-
-    def on_lost(self, callback: Callable[[], None]) -> AbstractContextManager[None]:
-        """Call back each time the connection was lost, before anything comes over the next one.
-
-        The callback runs on the loop for as long as the context is open, and must not wait. What is asked of the bus
-        afterwards waits until the connection is back.
-        """
         ...
 
     async def close(self) -> None: ...

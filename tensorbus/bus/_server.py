@@ -198,7 +198,8 @@ class EmbeddedServer:
         self.home.mkdir(parents=True, exist_ok=True)
         room = int(shutil.disk_usage(self.home).free * DISK_SHARE)
         defaults = StreamLimits()
-        return replace(defaults, log_bytes_max=min(defaults.log_bytes_max, max(room, 1)))
+        log = min(defaults.log_bytes_max, max(room * 3 // 4, 1))
+        return replace(defaults, log_bytes_max=log, pages_bytes_max=min(defaults.pages_bytes_max, max(room // 4, 1)))
 
     def _lock(self) -> int:
         """The locked pid file. A server whose parent was killed needs a moment to end, so that long is waited."""

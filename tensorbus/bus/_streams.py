@@ -118,6 +118,43 @@ def live_config(subjects: Subjects, limits: StreamLimits, *, clock: Clock, remem
     }
 
 
+async def ensure_pages(
+    requests: Requests,
+    subjects: Subjects,
+    limits: StreamLimits,
+    *,
+    clock: Clock,
+    remembered_seq: int,
+    deadline: Deadline,
+) -> None:
+    """Create the stream of page facts if it is not there."""
+    config = pages_config(subjects, limits, clock=clock, remembered_seq=remembered_seq)
+    await _ensure(requests, config, deadline)
+
+
+def pages_config(subjects: Subjects, limits: StreamLimits, *, clock: Clock, remembered_seq: int) -> dict[str, Any]:
+    """The settings of the stream of page facts."""
+    return _common(subjects.pages_stream, subjects, clock, remembered_seq, limits) | {
+        "storage": "file",
+        "max_bytes": limits.pages_bytes_max,
+        "max_msgs_per_subject": -1,
+        "max_msg_size": limits.message_bytes_max,
+        "duplicate_window": limits.dedup_s * _NS_PER_S,
+        "deny_delete": True,
+        "description": "tensorbus: page facts",
+    }
+
+
+def wanted_config(subjects: Subjects, name: str, *, clock: Clock) -> dict[str, Any]:
+    """The settings that a stream of the system has by default."""
+    configs = {
+        subjects.log_stream: log_config,
+        subjects.live_stream: live_config,
+        subjects.pages_stream: pages_config,
+    }
+    return configs[name](subjects, StreamLimits(), clock=clock, remembered_seq=0)
+
+
 def _common(name: str, subjects: Subjects, clock: Clock, remembered_seq: int, limits: StreamLimits) -> dict[str, Any]:
     return {
         "name": name,

@@ -31,9 +31,9 @@ JSON_NAME: Final = "users.json"
 def grants(resolved: Resolved, *, users: Sequence[str], generate: Path | None, as_json: bool) -> None:
     """Print the permissions of users as a part of nats-server's configuration, or with --json as JSON.
 
-    Roles are basic, gateway, store, caller and admin; NAME is a worker's id, or the nats_user of a caller or an
-    operator. NKEY is the public key by which the servers know the user. With --generate DIR a key is made for each
-    who has none: DIR/NAME.nk is its seed, for the setting nats_nkey_seed; DIR/users.conf is to be included by
+    Roles are basic, gateway, store, shard-home, caller and admin; NAME is a worker's id, or the nats_user of a caller
+    or an operator. NKEY is the public key by which the servers know the user. With --generate DIR a key is made for
+    each who has none: DIR/NAME.nk is its seed, for the setting nats_nkey_seed; DIR/users.conf is to be included by
     nats-server.conf. Keys that are there already stay.
     """
     subjects = Subjects(resolved.settings.subject_prefix)

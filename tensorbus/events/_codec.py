@@ -20,6 +20,8 @@ from tensorbus.events._envelope import (
     headers_from_wire,
 )
 from tensorbus.events._facts import EVENT_TYPES, AnyEvent, Event
+from tensorbus.events._page_codec import encode_page
+from tensorbus.events._page_facts import PageEvent
 
 FACT_BYTES_MAX: Final = 64 * 1024
 
@@ -31,12 +33,14 @@ UPCASTERS: dict[tuple[str, int], Callable[[dict[str, Any]], dict[str, Any]]] = {
 """``(type, schema)`` -> function that lifts such a body by one schema version."""
 
 
-def encode(event: Event) -> bytes:
-    """The JSON body of a fact.
+def encode(event: Event | PageEvent) -> bytes:
+    """The body of a fact: JSON, but for batches of pages.
 
     Raises:
         InvalidArgumentError: If it is over 64 KiB (large bodies go as blobs), or has text that is no UTF-8.
     """
+    if isinstance(event, PageEvent):
+        return encode_page(event)
     try:
         body = _adapter.dump_json(event)
     except PydanticSerializationError as exc:

@@ -536,6 +536,18 @@ class FoldRaised:
     version: int
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShardsFixed:
+    """Into how many shards the cluster's pages are divided, for ever: the first such fact counts.
+
+    Attributes:
+        shards: A power of two.
+    """
+
+    type: Literal["ShardsFixed"] = "ShardsFixed"
+    shards: int
+
+
 Event = (
     SessionOpened
     | SessionEnded
@@ -562,6 +574,7 @@ Event = (
     | PurgeCompleted
     | LogTruncated
     | FoldRaised
+    | ShardsFixed
 )
 AnyEvent = Annotated[Event, Field(discriminator="type")]
 EVENT_TYPES: tuple[type[Event], ...] = Event.__args__

@@ -35,17 +35,36 @@ from tensorbus.events._facts import (
     RoleResigned,
     SessionEnded,
     SessionOpened,
+    ShardsFixed,
     SnapshotTaken,
     VersionPublished,
     ViewDefined,
 )
+from tensorbus.events._page_facts import (
+    LeaseGranted,
+    PageEvent,
+    PagesChanged,
+    ShardSnapshotConfirmed,
+    ShardSnapshotTaken,
+)
 from tensorbus.ids import WorkerId, subject_token
 
-CONTESTED: Final = frozenset({"artifact", "key", "series", "session", "instance", "trunc", "fold", "role"})
-"""Kinds that several authors may write: each fact of them is compared and appended on ``<prefix>.ev.<kind>.<id>.*``."""
+CONTESTED: Final = frozenset(
+    {"artifact", "key", "series", "session", "instance", "trunc", "fold", "role", "cluster", "lease"}
+)
+"""Kinds that several authors may write: each fact of them is compared and appended on the filter over its aggregate."""
 
 FENCED: Final = frozenset({"snap", "purge", "archive"})
 """Kinds that only the holder of the store's role may write: each fact names the role's filter and its token."""
+
+SHARD_FENCED: Final = frozenset({"shard", "psnap"})
+"""Kinds that only the holder of a shard's lease may write: each fact names the lease's filter and its token."""
+
+PAGE_KINDS: Final = frozenset({"lease", "shard", "psnap", "pconf"})
+"""Kinds of the stream of page facts; their id is the number of the shard."""
+
+_OWN_PLACE: Final = PAGE_KINDS | {"snap"}
+"""Kinds whose subjects begin with the kind; those of all others with ``ev``."""
 
 STORE_ROLE: Final = "store"
 AGGREGATES_KEPT: Final = 8192
@@ -71,7 +90,12 @@ class Aggregate(NamedTuple):
         """The aggregate on whose filter its facts are compared and appended; ``None`` where only one author writes."""
         if self.fenced:
             return Aggregate("role", STORE_ROLE)
+        if self.kind in SHARD_FENCED:
+            return Aggregate("lease", self.token)
         return self if self.contested else None
+
+
+SHARDS: Final = Aggregate("cluster", "shards")
 
 
 @lru_cache(AGGREGATES_KEPT)
@@ -80,10 +104,12 @@ def aggregate(kind: str, tenant: str, name: str) -> Aggregate:
     return Aggregate(kind, subject_token(kind, tenant, name))
 
 
-def aggregate_of(event: Event) -> Aggregate:
+def aggregate_of(event: Event | PageEvent) -> Aggregate:
     """The aggregate that the fact belongs to."""
     match event:
-        case ReplicaAdded() | ReplicaDropped() | ReplicaQuarantined():  # first, as most facts are that
+        case PagesChanged():  # first, as most facts are those
+            return Aggregate("shard", str(event.shard))
+        case ReplicaAdded() | ReplicaDropped() | ReplicaQuarantined():  # or these, on the log
             return aggregate("replica", event.tenant, event.artifact)
         case SessionOpened() | SessionEnded():
             return aggregate("session", "", event.worker)
@@ -109,6 +135,14 @@ def aggregate_of(event: Event) -> Aggregate:
             return Aggregate("trunc", event.stream)
         case FoldRaised():
             return Aggregate("fold", event.stream)
+        case ShardsFixed():
+            return SHARDS
+        case LeaseGranted():
+            return Aggregate("lease", str(event.shard))
+        case ShardSnapshotTaken():
+            return Aggregate("psnap", str(event.shard))
+        case ShardSnapshotConfirmed():
+            return Aggregate("pconf", str(event.shard))
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,6 +171,13 @@ class Subjects:
         return {
             f"TB{mark}": (f"{self.prefix}.ev.*.*.*", f"{self.prefix}.snap.*.*", f"{self.prefix}.blob.*.*.*"),
             f"TB_LIVE{mark}": (f"{self.prefix}.live.*.*",),
+            f"TB_PAGES{mark}": (
+                f"{self.prefix}.lease.*.*",
+                f"{self.prefix}.shard.*.*",
+                f"{self.prefix}.psnap.*.*",
+                f"{self.prefix}.pconf.*.*",
+                f"{self.prefix}.pblob.*.*.*",
+            ),
         }
 
     @property
@@ -147,10 +188,11 @@ class Subjects:
     def live_stream(self) -> str:
         return list(self.streams)[1]
 
+    @property
+    def pages_stream(self) -> str:
+        return list(self.streams)[2]
+
     def fact(self, about: Aggregate, author: WorkerId) -> str:
-        kind, token = about
-        if kind != "snap":
-            return f"{self.prefix}.ev.{kind}.{token}.{author}"
         return f"{self._place(about)}.{author}"
 
     def fence(self, about: Aggregate) -> str:
@@ -158,12 +200,24 @@ class Subjects:
         return f"{self._place(about)}.*"
 
     def _place(self, about: Aggregate) -> str:
-        if about.kind == "snap":
-            return f"{self.prefix}.snap.{about.token}"
-        return f"{self.prefix}.ev.{about.kind}.{about.token}"
+        kind, token = about
+        if kind in _OWN_PLACE:
+            return f"{self.prefix}.{kind}.{token}"
+        return f"{self.prefix}.ev.{kind}.{token}"
 
-    def blob(self, digest: str, chunk: int, author: WorkerId) -> str:
-        return f"{self.prefix}.blob.{digest}.{chunk}.{author}"
+    def shard(self, shard: int) -> str:
+        """Filter over everything about a shard: its grants, page batches, snapshots and what confirms them."""
+        return f"{self.prefix}.*.{shard}.*"
+
+    @property
+    def leases(self) -> str:
+        """Filter over the grants of all shards."""
+        return f"{self.prefix}.lease.*.*"
+
+    def blob(self, digest: str, chunk: int, author: WorkerId, *, stream: str) -> str:
+        """Where a chunk of a large body lies in a stream."""
+        kind = "pblob" if stream == self.pages_stream else "blob"
+        return f"{self.prefix}.{kind}.{digest}.{chunk}.{author}"
 
     def rpc(self, name: str) -> str:
         """Where a question of that name is asked, outside of the streams."""
@@ -191,7 +245,7 @@ class Subjects:
         parts = subject.removeprefix(head).split(".") if subject.startswith(head) else []
         if parts[:1] == ["ev"]:
             parts = parts[1:]
-        elif parts[:1] != ["snap"]:
+        elif not _OWN_PLACE.issuperset(parts[:1]):
             parts = []
         if len(parts) != 3:
             raise InvalidArgumentError(f"{subject!r} is not the subject of a fact", subject=subject)

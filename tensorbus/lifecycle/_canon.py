@@ -85,5 +85,9 @@ def log_text(log: LogState) -> str:
     return _json("log", announced, log.purged, log.forgotten, log.archived, log.archive_first, lost, log.fold)
 
 
+def shards_text(shards: int) -> str:
+    return _json("shards", shards)
+
+
 def _json(*values: object) -> str:
     return _encode(values)

@@ -79,6 +79,7 @@ class Directory:
         self.finished: dict[WorkerId, dict[tuple[str, str], None]] = {}
         self.roles: dict[str, RoleLease] = {}
         self.log = LogState()
+        self.shards = 0
         self.heads: dict[Aggregate, int] = {}
         self.by_digest: dict[tuple[str, str], dict[ArtifactId, None]] = {}
         self.by_view: dict[tuple[str, ArtifactId], ArtifactId] = {}
@@ -273,6 +274,7 @@ class Directory:
         yield from map(canon.operation_text, self.operations.values())
         yield from map(canon.role_text, self.roles.values())
         yield from (canon.log_text(self.log) for _ in range(self.log != LogState()))
+        yield from (canon.shards_text(self.shards) for _ in range(self.shards > 0))
         yield from (canon.artifact_text(record, self.orphans.get(where)) for where, record in self.artifacts.items())
 
     def _entity_text(self, key: Hashable) -> str | None:
@@ -298,6 +300,8 @@ class Directory:
                 return None if role is None else canon.role_text(role)
             case "log":
                 return None if self.log == LogState() else canon.log_text(self.log)
+            case "cluster":
+                return canon.shards_text(self.shards) if self.shards else None
             case _:
                 where = (key.tenant, ArtifactId(key.name))
                 record = self.artifacts.get(where)

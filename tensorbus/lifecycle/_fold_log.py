@@ -1,10 +1,14 @@
-"""How facts about the log itself change the Directory: who keeps it, what of it is archived, purged and forgotten."""
+"""How facts about the log itself change the Directory: who keeps it, what of it is archived, purged and forgotten.
+
+Also what is fixed for the whole cluster.
+"""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
 from tensorbus.events import (
+    SHARDS_MAX,
     STORE_ROLE,
     Aggregate,
     Archived,
@@ -16,6 +20,7 @@ from tensorbus.events import (
     Recorded,
     RoleGranted,
     RoleResigned,
+    ShardsFixed,
     SnapshotTaken,
     aggregate,
 )
@@ -26,8 +31,9 @@ from tensorbus.lifecycle._records import Purge, RoleLease, Touched, Verdict
 if TYPE_CHECKING:
     from tensorbus.lifecycle._directory import Directory
 
-KINDS = frozenset({"role", "snap", "archive", "purge", "trunc", "fold"})
+KINDS = frozenset({"role", "snap", "archive", "purge", "trunc", "fold", "cluster"})
 LOG = Touched("log", "", "")
+CLUSTER = Touched("cluster", "", "")
 
 
 def evolve(state: Directory, recorded: Recorded[Event]) -> Verdict:
@@ -36,6 +42,11 @@ def evolve(state: Directory, recorded: Recorded[Event]) -> Verdict:
             return _granted(state, recorded, fact)
         case RoleResigned() as fact:
             return _resigned(state, recorded, fact)
+        case ShardsFixed() as fact:
+            if state.shards or not 0 < fact.shards <= SHARDS_MAX:
+                return Verdict(False, "conflict")
+            state.shards = fact.shards
+            return Verdict(True, touched=(CLUSTER,))
         case LogTruncated() | FoldRaised():
             return _raised(state, recorded)
         case SnapshotTaken() | Archived() | LogPurged() | PurgeCompleted():

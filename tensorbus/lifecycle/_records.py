@@ -270,7 +270,8 @@ class LogState:
 class Touched(NamedTuple):
     """Something that a fact changed, for those who follow it.
 
-    Its kind is ``artifact``, ``key``, ``series``, ``session``, ``operation``, ``role``, or ``log`` for the log itself.
+    Its kind is ``artifact``, ``key``, ``series``, ``session``, ``operation``, ``role``, ``log`` for the log
+    itself, or ``cluster`` for what is fixed for all of it.
     """
 
     kind: str

@@ -1,11 +1,12 @@
-"""Rules about the log itself: who keeps it, and what its keeper may say."""
+"""Rules about the log itself: who keeps it, what its keeper may say, and what is fixed for the cluster."""
 
 from __future__ import annotations
 
 from typing import Literal
 
-from tensorbus.errors import ConflictError, FencedError
+from tensorbus.errors import ConflictError, FencedError, InvalidArgumentError
 from tensorbus.events import (
+    SHARDS_MAX,
     STORE_ROLE,
     Aggregate,
     Archived,
@@ -15,6 +16,7 @@ from tensorbus.events import (
     PurgeCompleted,
     RoleGranted,
     RoleResigned,
+    ShardsFixed,
     StreamName,
 )
 from tensorbus.ids import EventId, Incarnation, WorkerId
@@ -82,6 +84,23 @@ def _follows(kept: LogState, fact: Event) -> bool:
             return kept.announced is not None and fact.upto == kept.announced.upto and fact.upto > kept.purged
         case _:
             return True
+
+
+def fix_shards(state: Directory, *, shards: int) -> Event | int:
+    """Fix the number of the cluster's shards, unless it is: then that number.
+
+    Raises:
+        InvalidArgumentError: If it is no power of two from 1 to 65,536.
+        ConflictError: If the cluster has another number, which cannot be changed.
+    """
+    if not 1 <= shards <= SHARDS_MAX or shards & (shards - 1):
+        raise InvalidArgumentError(f"the number of shards must be a power of two up to {SHARDS_MAX}, not {shards}")
+    if state.shards and state.shards != shards:
+        raise ConflictError(
+            f"this cluster's pages are in {state.shards} shards, not {shards}: the number is fixed for ever, set it so",
+            shards=state.shards,
+        )
+    return state.shards or ShardsFixed(shards=shards)
 
 
 def note_truncation(

@@ -17,7 +17,7 @@ from blake3 import blake3
 from tensorbus.errors import ConflictError, UnavailableError
 from tensorbus.ids import Incarnation, WorkerId
 from tensorbus.lifecycle._directory import Directory
-from tensorbus.lifecycle._fold_log import LOG
+from tensorbus.lifecycle._fold_log import CLUSTER, LOG
 from tensorbus.lifecycle._records import Artifact, CallerLease, Operation, Replica, Session, Touched
 
 FORMAT: Final = 3
@@ -209,6 +209,8 @@ def _log(state: Directory) -> Iterator[str]:
         kept = (log.purged, log.forgotten, log.archived, log.archive_first)
         lost = (log.truncations, log.truncated_from, log.truncated_to)
         yield _encode(["log", f"{state.terms[LOG]:x}", announced, *kept, *lost, log.fold])
+    if CLUSTER in state.terms:
+        yield _encode(["cluster", f"{state.terms[CLUSTER]:x}", state.shards])
 
 
 def _term(state: Directory, kind: str, tenant: str, name: str) -> str:

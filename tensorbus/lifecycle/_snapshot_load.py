@@ -22,7 +22,7 @@ from tensorbus.events import (
 )
 from tensorbus.ids import ArtifactId
 from tensorbus.lifecycle._directory import FOLD_VERSION, Directory
-from tensorbus.lifecycle._fold_log import LOG
+from tensorbus.lifecycle._fold_log import CLUSTER, LOG
 from tensorbus.lifecycle._records import (
     Artifact,
     CallerLease,
@@ -105,6 +105,7 @@ class Loader:
             "operation": self._operation,
             "role": self._role,
             "log": self._log,
+            "cluster": self._cluster,
         }
 
     def feed(self, piece: bytes) -> None:
@@ -331,6 +332,10 @@ class Loader:
         _, term, announced, *rest = row
         self._state.log = LogState(announced and Purge(*announced), *rest)
         self._note(LOG, term)
+
+    def _cluster(self, row: _Row) -> None:
+        _, term, self._state.shards = row
+        self._note(CLUSTER, term)
 
 
 def _manifest(said: str | list[Any]) -> ManifestRef:

@@ -703,7 +703,7 @@ class BusContract:
             await get_blob(bus, short, deadline=soon())
         with pytest.raises(NotFoundError):
             await get_blob(bus, BlobRef(digest="00", nbytes=10, chunks=1, author=W1), deadline=soon())
-        subject = bus.subjects.blob(ref.digest, 0, W1)
+        subject = bus.subjects.blob(ref.digest, 0, W1, stream=bus.name)
         await bus.publish(subject, b"no zlib", headers={MSG_ID: "other"}, deadline=soon())
         with pytest.raises(CorruptError):
             await get_blob(bus, ref, deadline=soon())

@@ -1,4 +1,4 @@
-"""A node's way to the bus, with faults on it, and the waves of faults that come over a world."""
+"""A node's way to the bus, with faults on it."""
 
 from __future__ import annotations
 
@@ -7,13 +7,12 @@ from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, 
 from contextlib import ExitStack, aclosing, asynccontextmanager, contextmanager
 from typing import Any, Generic, TypeVar
 
-from tensorbus.bus import Bus, Handler, Heartbeat, LogInfo, Message, Reader, StreamLimits
+from tensorbus.bus import Bus, Handler, Heartbeat, LogInfo, Message, Reader, Stream, StreamLimits
 from tensorbus.bus._position import Position
 from tensorbus.clock import Deadline
 from tensorbus.errors import TensorbusError, UnavailableError
 from tensorbus.events import MSG_ID, Subjects
-from tensorbus.testing._fault_plan import Wave
-from tensorbus.testing._world import BUS, Node, World
+from tensorbus.testing._world import BUS, Node
 
 T = TypeVar("T")
 
@@ -25,7 +24,107 @@ REQUEST_S = 30.0
 """How long a request without a deadline of its own waits for an answer that may never come."""
 
 
-class SimBus:
+class SimStream:
+    """One stream as one life of one node sees it, see :class:`SimBus`.
+
+    Args:
+        wire: The connection to it.
+        inner: The stream itself.
+    """
+
+    def __init__(self, wire: SimBus, inner: Stream) -> None:
+        self._wire = wire
+        self._inner = inner
+
+    @property
+    def name(self) -> str:
+        return self._inner.name
+
+    @property
+    def subjects(self) -> Subjects:
+        return self._inner.subjects
+
+    async def publish(self, subject: str, data: bytes, *, headers: Mapping[str, str], deadline: Deadline) -> int:
+        """As the port says. The message may arrive twice if it has a message id, and late if its caller gave up."""
+
+        def store() -> Awaitable[int]:
+            return self._inner.publish(subject, data, headers=headers, deadline=Deadline(REQUEST_S))
+
+        if MSG_ID in headers and self._wire.chance(self._wire.world.plan.duplicate, "duplicate"):
+            self._wire.exchange(store, reply=None)
+        return await self._wire.request(store, deadline)
+
+    async def get(self, seq: int, *, deadline: Deadline) -> Message | None:
+        return await self._wire.request(lambda: self._inner.get(seq, deadline=Deadline(REQUEST_S)), deadline)
+
+    async def first_from(self, filter_subject: str, seq: int, *, deadline: Deadline) -> Message | None:
+        return await self._wire.request(
+            lambda: self._inner.first_from(filter_subject, seq, deadline=Deadline(REQUEST_S)), deadline
+        )
+
+    async def last_on(self, filter_subject: str, *, deadline: Deadline) -> Message | None:
+        return await self._wire.request(
+            lambda: self._inner.last_on(filter_subject, deadline=Deadline(REQUEST_S)), deadline
+        )
+
+    async def subjects_on(self, filter_subject: str, *, deadline: Deadline) -> list[str]:
+        return await self._wire.request(
+            lambda: self._inner.subjects_on(filter_subject, deadline=Deadline(REQUEST_S)), deadline
+        )
+
+    async def last_seq(self, *, deadline: Deadline) -> int:
+        return await self._wire.request(lambda: self._inner.last_seq(deadline=Deadline(REQUEST_S)), deadline)
+
+    async def log_state(self, *, deadline: Deadline) -> LogInfo:
+        return await self._wire.request(lambda: self._inner.log_state(deadline=Deadline(REQUEST_S)), deadline)
+
+    async def purge(self, filter_subject: str, *, upto: int, keep_last: bool = True, deadline: Deadline) -> int:
+        def remove() -> Awaitable[int]:
+            return self._inner.purge(filter_subject, upto=upto, keep_last=keep_last, deadline=Deadline(REQUEST_S))
+
+        return await self._wire.request(remove, deadline)
+
+    @contextmanager
+    def on_lost(self, callback: Callable[[], None]) -> Iterator[None]:
+        token = object()
+        self._wire.losses[token] = callback
+        try:
+            with self._inner.on_lost(callback):
+                yield
+        finally:
+            del self._wire.losses[token]
+
+    @asynccontextmanager
+    async def read(self, filter_subject: str, *, after: int) -> AsyncIterator[Reader]:
+        """As the port says. Batches come late, in pieces, and not at all while the node is cut off."""
+        reader = _SimReader(self, filter_subject, after=after)
+        with ExitStack() as pump:
+
+            def start() -> None:
+                pump.close()
+                reader.inbox.clear()
+                batches = self._batches(filter_subject, after=reader.position, reader=reader)
+                pump.enter_context(self._wire.pump(batches, reader.inbox, split=self._wire.split))
+
+            start()
+            self._wire.readings[start] = reader
+            try:
+                yield reader
+            finally:
+                del self._wire.readings[start]
+
+    async def _batches(
+        self, filter_subject: str, *, after: int, reader: _SimReader
+    ) -> AsyncGenerator[list[Message], None]:
+        async with self._inner.read(filter_subject, after=after) as source:
+            last = await self._inner.last_on(filter_subject, deadline=Deadline(REQUEST_S))
+            await self._wire.reaches_node()
+            reader.opened(0 if last is None else last.seq)
+            async for batch in source:
+                yield batch
+
+
+class SimBus(SimStream):
     """The bus as one life of one node sees it: through a network that delays, loses, repeats and is cut.
 
     What the bus does, it does as the world's node ``"bus"``: a caller that crashes or is paused in between does not
@@ -38,87 +137,43 @@ class SimBus:
 
     def __init__(self, node: Node, inner: Bus) -> None:
         self._node = node
-        self._world = node.world
+        self.world = node.world
         self._server = node.world.node(BUS)
-        self._inner = inner
+        super().__init__(self, inner)
+        self._bus = inner
+        self._pages = SimStream(self, inner.pages)
         self._rng = node.world.rng(f"net/{node.name}/{node.life.number}")
         self._life = node.life
         self._closed = False
         self._inboxes: dict[_Inbox[Any], None] = {}
         self._travelling: dict[Callable[[], None], None] = {}
-        self._readings: dict[Callable[[], None], _SimReader] = {}
-        self._losses: dict[object, Callable[[], None]] = {}
+        self.readings: dict[Callable[[], None], _SimReader] = {}
+        self.losses: dict[object, Callable[[], None]] = {}
         self._listening = ExitStack()
         self._listening.enter_context(inner.on_lost(self._broke))
 
     @property
-    def subjects(self) -> Subjects:
-        return self._inner.subjects
-
-    async def publish(self, subject: str, data: bytes, *, headers: Mapping[str, str], deadline: Deadline) -> int:
-        """As the port says. The message may arrive twice if it has a message id, and late if its caller gave up."""
-
-        def store() -> Awaitable[int]:
-            return self._inner.publish(subject, data, headers=headers, deadline=Deadline(REQUEST_S))
-
-        if MSG_ID in headers and self._chance(self._world.plan.duplicate, "duplicate"):
-            self._exchange(store, reply=None)
-        return await self._ask(store, deadline)
-
-    async def get(self, seq: int, *, deadline: Deadline) -> Message | None:
-        return await self._ask(lambda: self._inner.get(seq, deadline=Deadline(REQUEST_S)), deadline)
-
-    async def first_from(self, filter_subject: str, seq: int, *, deadline: Deadline) -> Message | None:
-        return await self._ask(
-            lambda: self._inner.first_from(filter_subject, seq, deadline=Deadline(REQUEST_S)), deadline
-        )
-
-    async def last_on(self, filter_subject: str, *, deadline: Deadline) -> Message | None:
-        return await self._ask(lambda: self._inner.last_on(filter_subject, deadline=Deadline(REQUEST_S)), deadline)
-
-    async def subjects_on(self, filter_subject: str, *, deadline: Deadline) -> list[str]:
-        return await self._ask(lambda: self._inner.subjects_on(filter_subject, deadline=Deadline(REQUEST_S)), deadline)
-
-    async def last_seq(self, *, deadline: Deadline) -> int:
-        return await self._ask(lambda: self._inner.last_seq(deadline=Deadline(REQUEST_S)), deadline)
-
-    async def log_state(self, *, deadline: Deadline) -> LogInfo:
-        return await self._ask(lambda: self._inner.log_state(deadline=Deadline(REQUEST_S)), deadline)
-
-    async def purge(self, filter_subject: str, *, upto: int, keep_last: bool = True, deadline: Deadline) -> int:
-        def remove() -> Awaitable[int]:
-            return self._inner.purge(filter_subject, upto=upto, keep_last=keep_last, deadline=Deadline(REQUEST_S))
-
-        return await self._ask(remove, deadline)
+    def pages(self) -> SimStream:
+        return self._pages
 
     async def beat(self, subject: str, *, ttl_s: int, deadline: Deadline) -> int:
-        return await self._ask(lambda: self._inner.beat(subject, ttl_s=ttl_s, deadline=Deadline(REQUEST_S)), deadline)
-
-    @contextmanager
-    def on_lost(self, callback: Callable[[], None]) -> Iterator[None]:
-        token = object()
-        self._losses[token] = callback
-        try:
-            with self._inner.on_lost(callback):
-                yield
-        finally:
-            del self._losses[token]
+        return await self.request(lambda: self._bus.beat(subject, ttl_s=ttl_s, deadline=Deadline(REQUEST_S)), deadline)
 
     @property
     def max_payload(self) -> int:
-        return self._inner.max_payload
+        return self._bus.max_payload
 
     async def ask(self, subject: str, data: bytes, *, deadline: Deadline) -> bytes:
         """As the port says. A question is repeated after a silence, and its first answer is taken, however late."""
         limit = self._limit(deadline)
-        reply: asyncio.Future[bytes] = self._world.loop.create_future()
+        reply: asyncio.Future[bytes] = self.world.loop.create_future()
 
         def question() -> Awaitable[bytes]:
-            return self._inner.ask(subject, data, deadline=Deadline(limit.left()))
+            return self._bus.ask(subject, data, deadline=Deadline(limit.left()))
 
         async with limit.scope():
             while not reply.done():
-                self._exchange(question, reply=reply)
+                self.exchange(question, reply=reply)
                 await asyncio.wait({reply}, timeout=ATTEMPT_S)
         return reply.result()
 
@@ -127,17 +182,17 @@ class SimBus:
         """As the port says. Questions and answers come late, and wait while the node is cut off."""
 
         async def travel(question: bytes) -> bytes:
-            await self._reaches_node()
+            await self.reaches_node()
             answered = self._node.spawn(handler(question), name=f"answer/{subject}", may_raise=(TensorbusError,))
             try:
                 answer = await answered
             finally:
                 answered.cancel()
-            await self._reaches_node()
+            await self.reaches_node()
             return answer
 
         async def listen() -> None:
-            async with self._inner.answer(subject, travel, queue=queue):
+            async with self._bus.answer(subject, travel, queue=queue):
                 await asyncio.Event().wait()
 
         stop = self._server.background(listen(), name=f"answers/{self._node.name}")
@@ -149,43 +204,24 @@ class SimBus:
             stop()
 
     @asynccontextmanager
-    async def read(self, filter_subject: str, *, after: int) -> AsyncIterator[Reader]:
-        """As the port says. Batches come late, in pieces, and not at all while the node is cut off."""
-        reader = _SimReader(self, filter_subject, after=after)
-        with ExitStack() as pump:
-
-            def start() -> None:
-                pump.close()
-                reader.inbox.clear()
-                batches = self._batches(filter_subject, after=reader.position, reader=reader)
-                pump.enter_context(self._pump(batches, reader.inbox, split=self._split))
-
-            start()
-            self._readings[start] = reader
-            try:
-                yield reader
-            finally:
-                del self._readings[start]
-
-    @asynccontextmanager
     async def watch_live(self) -> AsyncIterator[AsyncIterator[Heartbeat]]:
         """As the port says; changes come late, and not at all while the node is cut off."""
         inbox: _Inbox[Heartbeat] = _Inbox()
-        with self._pump(self._beats(), inbox, split=lambda beat: [beat]):
+        with self.pump(self._beats(), inbox, split=lambda beat: [beat]):
             yield inbox
 
     async def provision(
         self, *, remembered_seq: int, limits: StreamLimits, allow_recreate: bool, deadline: Deadline
     ) -> None:
         def provide() -> Awaitable[None]:
-            return self._inner.provision(
+            return self._bus.provision(
                 remembered_seq=remembered_seq,
                 limits=limits,
                 allow_recreate=allow_recreate,
                 deadline=Deadline(REQUEST_S),
             )
 
-        await self._ask(provide, deadline)
+        await self.request(provide, deadline)
 
     async def close(self) -> None:
         """Close this connection, which ends its readings. The shared bus stays open."""
@@ -198,10 +234,10 @@ class SimBus:
         """The connection broke and is back: who wants to know is told, and readings begin again where they are."""
         if self._node.life is not self._life or not self._node.is_up or self._closed:
             return
-        self._world.cover("fault.reconnect")
-        for callback in list(self._losses.values()):
+        self.world.cover("fault.reconnect")
+        for callback in list(self.losses.values()):
             callback()
-        for start, reader in list(self._readings.items()):
+        for start, reader in list(self.readings.items()):
             if reader.on_restart is not None:
                 reader.on_restart()
             start()
@@ -212,15 +248,15 @@ class SimBus:
         for give_up in travelling:
             give_up()
         if self._node.life is self._life and self._node.is_up:
-            for start in list(self._readings):
+            for start in list(self.readings):
                 start()
 
-    async def _ask(self, work: Callable[[], Awaitable[T]], deadline: Deadline) -> T:
+    async def request(self, work: Callable[[], Awaitable[T]], deadline: Deadline) -> T:
         limit = self._limit(deadline)
         async with limit.scope():
             while True:
-                reply: asyncio.Future[T] = self._world.loop.create_future()
-                self._exchange(work, reply=reply)
+                reply: asyncio.Future[T] = self.world.loop.create_future()
+                self.exchange(work, reply=reply)
                 timer = asyncio.timeout(ATTEMPT_S)
                 try:
                     async with timer:
@@ -228,16 +264,16 @@ class SimBus:
                 except TimeoutError:
                     if not timer.expired():
                         raise
-                    self._world.cover("fault.repeated")
+                    self.world.cover("fault.repeated")
 
     def _limit(self, deadline: Deadline) -> Deadline:
-        if self._closed or self._world.over:
+        if self._closed or self.world.over:
             raise UnavailableError("this connection to the bus is closed")
         return Deadline(REQUEST_S, what=deadline.what) if deadline.left() is None else deadline
 
-    def _exchange(self, work: Callable[[], Awaitable[T]], *, reply: asyncio.Future[T] | None) -> None:
+    def exchange(self, work: Callable[[], Awaitable[T]], *, reply: asyncio.Future[T] | None) -> None:
         """Send a request on its way. It is the network's from here on, whatever becomes of the caller."""
-        ack_is_lost = self._chance(self._world.plan.lost_ack, "lost_ack")
+        ack_is_lost = self.chance(self.world.plan.lost_ack, "lost_ack")
 
         async def travel() -> None:
             try:
@@ -264,19 +300,19 @@ class SimBus:
     async def _arrives(self) -> bool:
         """Let a message travel one way; false if it got lost."""
         await asyncio.sleep(self._delay_s())
-        if self._chance(self._world.plan.loss, "loss"):
+        if self.chance(self.world.plan.loss, "loss"):
             return False
         if not self._node.connected.is_set():
             # A cut connection either breaks, or holds the bytes back until it is whole again.
             if self._rng.random() < 0.5:
-                self._world.cover("fault.partition_drop")
+                self.world.cover("fault.partition_drop")
                 return False
-            self._world.cover("fault.partition_clog")
+            self.world.cover("fault.partition_clog")
             await self._node.connected.wait()
         return True
 
     @contextmanager
-    def _pump(
+    def pump(
         self, source: AsyncGenerator[T, None], inbox: _Inbox[T], *, split: Callable[[T], Sequence[T]]
     ) -> Iterator[None]:
         """Move a feed's items to the node in order until the context is left, or the node crashes."""
@@ -292,7 +328,7 @@ class SimBus:
                         for piece in split(item):
                             # What was sent first arrives first, but a slow one does not keep those behind it from
                             # travelling meanwhile: a late feed stays as late as its slowest piece, and no later.
-                            arrives_s = max(arrives_s, self._world.loop.time() + self._delay_s())
+                            arrives_s = max(arrives_s, self.world.loop.time() + self._delay_s())
                             await line.put((arrives_s, piece))
             except TensorbusError as exc:
                 await line.put((arrives_s, exc))
@@ -300,7 +336,7 @@ class SimBus:
         async def arrive() -> None:
             while True:
                 arrives_s, piece = await line.get()
-                await asyncio.sleep(arrives_s - self._world.loop.time())
+                await asyncio.sleep(arrives_s - self.world.loop.time())
                 await self._node.connected.wait()
                 await inbox.put(piece, wanted=lambda: not stopped)
 
@@ -320,42 +356,32 @@ class SimBus:
             self._inboxes.pop(inbox, None)
             stop()
 
-    async def _batches(
-        self, filter_subject: str, *, after: int, reader: _SimReader
-    ) -> AsyncGenerator[list[Message], None]:
-        async with self._inner.read(filter_subject, after=after) as source:
-            last = await self._inner.last_on(filter_subject, deadline=Deadline(REQUEST_S))
-            await self._reaches_node()
-            reader.opened(0 if last is None else last.seq)
-            async for batch in source:
-                yield batch
-
     async def _beats(self) -> AsyncGenerator[Heartbeat, None]:
-        async with self._inner.watch_live() as beats:
+        async with self._bus.watch_live() as beats:
             async for beat in beats:
                 yield beat
 
-    async def _reaches_node(self) -> None:
+    async def reaches_node(self) -> None:
         """Let a feed's item travel: a feed repairs its losses by itself, so here they are delays only."""
         await asyncio.sleep(self._delay_s())
         await self._node.connected.wait()
 
-    def _split(self, batch: list[Message]) -> list[list[Message]]:
+    def split(self, batch: list[Message]) -> list[list[Message]]:
         if len(batch) < 2 or self._rng.random() < 0.5:
             return [batch]
         at = self._rng.randrange(1, len(batch))
         return [batch[:at], batch[at:]]
 
     def _delay_s(self) -> float:
-        plan = self._world.plan
+        plan = self.world.plan
         low, high = plan.delay_s
-        return self._rng.uniform(low, plan.slow_s_max if self._chance(plan.slow, "slow") else high)
+        return self._rng.uniform(low, plan.slow_s_max if self.chance(plan.slow, "slow") else high)
 
-    def _chance(self, share: float, name: str) -> bool:
+    def chance(self, share: float, name: str) -> bool:
         # Drawn also when the share is 0, so that two plans of one seed differ by their faults alone.
         if self._rng.random() >= share:
             return False
-        self._world.cover(f"fault.{name}")
+        self.world.cover(f"fault.{name}")
         return True
 
 
@@ -397,8 +423,8 @@ class _Inbox(Generic[T]):
 
 
 class _SimReader(Position):
-    def __init__(self, bus: SimBus, filter_subject: str, *, after: int) -> None:
-        super().__init__(bus, filter_subject, after=after)
+    def __init__(self, leader: SimStream, filter_subject: str, *, after: int) -> None:
+        super().__init__(leader, filter_subject, after=after)
         self.inbox: _Inbox[list[Message]] = _Inbox()
         self._last_at_open: int | None = None
 
@@ -419,54 +445,3 @@ class _SimReader(Position):
     def _see_whether_caught_up(self) -> None:
         if self._last_at_open is not None and self.position >= self._last_at_open:
             self.caught_up.set()
-
-
-async def disturb(world: World, nodes: Sequence[str], *, for_s: float) -> None:
-    """Let the plan's partitions, pauses and crashes come over the world for some virtual seconds, then heal it.
-
-    Counts what it did under ``fault.partition``, ``fault.pause``, ``fault.crash`` and ``fault.bus_pause``.
-    """
-    plan, ends_s = world.plan, world.loop.time() + for_s
-    async with asyncio.TaskGroup() as group:
-        for name, wave, targets, begin, end in (
-            ("partition", plan.partition, nodes, world.partition, world.mend),
-            ("pause", plan.pause, nodes, world.pause, world.resume),
-            ("bus_pause", plan.bus_pause, (BUS,), world.pause, world.resume),
-            ("crash", plan.crash, nodes, world.crash, _restart_if_down(world)),
-        ):
-            if wave.every_s:
-                waves = _waves(world, name, wave, targets=targets, begin=begin, end=end, ends_s=ends_s)
-                group.create_task(waves, name=f"faults/{name}")
-        await asyncio.sleep(for_s)
-    world.heal()
-
-
-def _restart_if_down(world: World) -> Callable[[str], None]:
-    def restart(name: str) -> None:
-        if not world.node(name).is_up:
-            world.restart(name)
-
-    return restart
-
-
-async def _waves(
-    world: World,
-    name: str,
-    wave: Wave,
-    *,
-    targets: Sequence[str],
-    begin: Callable[[str], None],
-    end: Callable[[str], None],
-    ends_s: float,
-) -> None:
-    rng = world.rng(f"waves/{name}")
-    while True:
-        gap_s, length_s = rng.expovariate(1 / wave.every_s), rng.expovariate(1 / wave.length_s)
-        if world.loop.time() + gap_s >= ends_s:
-            return
-        await asyncio.sleep(gap_s)
-        target = targets[rng.randrange(len(targets))]
-        world.cover(f"fault.{name}")
-        begin(target)
-        await asyncio.sleep(min(length_s, ends_s - world.loop.time()))
-        end(target)

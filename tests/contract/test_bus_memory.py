@@ -10,6 +10,7 @@ from tensorbus.bus import Bus, MemoryBus, MemoryCluster, StreamLimits, provision
 from tensorbus.clock import Deadline
 from tensorbus.events import Subjects
 from tensorbus.testing._bus_contract import BusContract
+from tensorbus.testing._pages_contract import PagesContract
 
 
 class MemoryBackend:
@@ -28,10 +29,18 @@ class MemoryBackend:
         return bus
 
 
-class TestMemoryBus(BusContract):
+class MemoryBacked:
     @pytest.fixture(params=["one server", "three servers"])
     async def backend(self, request: pytest.FixtureRequest) -> AsyncIterator[MemoryBackend]:
         backend = MemoryBackend(replicated=request.param == "three servers")
         yield backend
         for bus in backend.buses:
             await bus.close()
+
+
+class TestMemoryBus(MemoryBacked, BusContract):
+    pass
+
+
+class TestMemoryPages(MemoryBacked, PagesContract):
+    pass

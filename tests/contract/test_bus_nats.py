@@ -11,6 +11,7 @@ from tensorbus.bus import Bus, EmbeddedServer, NatsBus, StreamLimits, provision
 from tensorbus.clock import Deadline
 from tensorbus.events import Subjects
 from tensorbus.testing._bus_contract import BusContract
+from tensorbus.testing._pages_contract import PagesContract
 
 pytestmark = pytest.mark.integration
 
@@ -30,7 +31,7 @@ class NatsBackend:
         return bus
 
 
-class TestNatsBus(BusContract):
+class NatsBacked:
     @pytest.fixture
     async def backend(self, home: Path) -> AsyncIterator[NatsBackend]:
         with EmbeddedServer(home / "nats") as server:
@@ -38,3 +39,11 @@ class TestNatsBus(BusContract):
             yield backend
             for bus in backend.buses:
                 await bus.close()
+
+
+class TestNatsBus(NatsBacked, BusContract):
+    pass
+
+
+class TestNatsPages(NatsBacked, PagesContract):
+    pass

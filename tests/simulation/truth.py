@@ -61,7 +61,7 @@ class Truth(MemoryCluster):
             message = self.log.get(seq)
             if seq > before and message is not None and subject.startswith("tb.ev."):
                 self._fold(decode_one(message))
-        elif seq not in self.beat_s:
+        elif not self.pages.takes(subject) and seq not in self.beat_s:
             incarnation, worker = self.subjects.parse_live(subject)
             self.beat_s[seq] = self.world.loop.time()
             self.beats[worker, incarnation].append(self.beat_s[seq])

@@ -25,6 +25,7 @@ from tensorbus.events import (
     RoleResigned,
     SessionEnd,
     SessionEnded,
+    ShardsFixed,
     Tier,
     UnknownEvent,
     aggregate_of,
@@ -77,6 +78,7 @@ def outcome(state: Directory) -> dict[str, Any]:
             {"roles": {r.role: [r.worker, r.incarnation, r.token] for r in state.roles.values()}} if state.roles else {}
         ),
         **({"log": asdict(state.log)} if state.log != LogState() else {}),
+        **({"shards": state.shards} if state.shards else {}),
         **(
             {"operations": {"/".join(w): [o.worker, o.state] for w, o in state.operations.items()}}
             if state.operations
@@ -176,6 +178,8 @@ def _kept(log: h.Log) -> None:
     for id in ("kept", "runs"):
         log.say(h.began, h.W1, h.SECOND, id=id, operation="replicate", artifact=h.D1)
     log.say(h.done, h.W1, h.SECOND, id="kept")
+    log.append(ShardsFixed(shards=64), h.W1, h.SECOND)
+    log.append(ShardsFixed(shards=128), h.W1, h.SECOND)
     log.append(FoldRaised(stream="TB", version=1), h.W1, h.SECOND)
     log.append(FoldRaised(stream="TB", version=4096), h.W1, h.SECOND)
     log.append(h.put(h.ArtifactId("after")), h.W1, h.SECOND)

@@ -24,7 +24,14 @@ pytestmark = pytest.mark.integration
 
 SUBJECTS = Subjects("tb")
 ID = "a" * 32
-NAMES = {Role.BASIC: "W1", Role.GATEWAY: "g1", Role.STORE: "s1", Role.CALLER: "c1", Role.ADMIN: "ops"}
+NAMES = {
+    Role.BASIC: "W1",
+    Role.GATEWAY: "g1",
+    Role.STORE: "s1",
+    Role.SHARD_HOME: "h1",
+    Role.CALLER: "c1",
+    Role.ADMIN: "ops",
+}
 OTHER = "w1"
 """Another worker, whose id differs from W1's only in case."""
 
@@ -42,11 +49,11 @@ KINDS = (
     "purge",
     "archive",
 )
-WORKERS = {Role.BASIC, Role.GATEWAY, Role.STORE}
+WORKERS = {Role.BASIC, Role.GATEWAY, Role.STORE, Role.SHARD_HOME}
 EVERYBODY = set(Role)
 
 OWN: dict[str, set[Role]] = {
-    **{f"tb.ev.{kind}.{ID}.{{me}}": WORKERS - {Role.STORE} for kind in ("key", "series", "op")},
+    **{f"tb.ev.{kind}.{ID}.{{me}}": {Role.BASIC, Role.GATEWAY} for kind in ("key", "series", "op")},
     **{f"tb.ev.{kind}.{ID}.{{me}}": {Role.BASIC} for kind in ("instance", "replica", "clease")},
     **{f"tb.ev.{kind}.{ID}.{{me}}": WORKERS for kind in ("artifact", "session")},
     "tb.ev.trunc.TB.{me}": WORKERS,
@@ -58,7 +65,12 @@ OWN: dict[str, set[Role]] = {
     "tb.snap.directory.{me}": {Role.STORE},
     f"tb.blob.{ID}.0.{{me}}": WORKERS,
     f"tb.live.{LIFE}.{{me}}": WORKERS,
-    "tb.lease.7.{me}": set(),
+    "tb.ev.cluster.shards.{me}": {Role.SHARD_HOME},
+    "tb.lease.7.{me}": {Role.SHARD_HOME},
+    "tb.shard.7.{me}": {Role.SHARD_HOME},
+    "tb.psnap.7.{me}": {Role.SHARD_HOME},
+    "tb.pconf.7.{me}": {Role.SHARD_HOME, Role.STORE},
+    f"tb.pblob.{ID}.0.{{me}}": {Role.SHARD_HOME},
     "other.ev.key.x.{me}": set(),
 }
 """Each subject that is stored, with an author at its end, and who may write it as himself."""
@@ -72,6 +84,11 @@ API: dict[str, set[Role]] = {
     "STREAM.MSG.DELETE.TB": set(),
     "STREAM.PURGE.TB": {Role.STORE},
     "STREAM.PURGE.TB_LIVE": set(),
+    "STREAM.INFO.TB_PAGES": EVERYBODY,
+    "STREAM.MSG.GET.TB_PAGES": EVERYBODY,
+    "STREAM.PURGE.TB_PAGES": {Role.STORE},
+    "STREAM.CREATE.TB_PAGES": {Role.ADMIN},
+    "CONSUMER.CREATE.TB_PAGES": EVERYBODY,
     "STREAM.CREATE.TB": {Role.ADMIN},
     "STREAM.CREATE.TB_LIVE": WORKERS | {Role.ADMIN},
     "STREAM.CREATE.OTHER": set(),

@@ -98,6 +98,12 @@ async def test_every_message_is_there_at_its_sequence_and_the_log_goes_on(source
     found = await target.stream("TB", deadline=soon())
     assert found is not None
     assert (found.replicas, len(found.copies), found.problem) == (3, 2, "")
+    pages, before_pages = (
+        await target.stream("TB_PAGES", deadline=soon()),
+        await source.bus.pages.last_seq(deadline=soon()),
+    )
+    assert pages is not None
+    assert (pages.replicas, pages.first_seq > before_pages) == (3, True), "tokens only grow"
     await target.init(StreamLimits(replicas=3), deadline=soon(20))
     outcome = await append(target.bus, replica_added(), headers(), deadline=soon(20))
     assert outcome == Appended(moved.last_seq + 1)
@@ -199,7 +205,7 @@ async def test_an_interruption_leaves_no_half_log(
 
 async def test_the_reports(source: BusAdmin, cluster: NatsCluster) -> None:
     again = await source.init(StreamLimits(), deadline=soon())
-    assert [report.made for report in again] == [False, False]
+    assert [report.made for report in again] == [False, False, False]
     report = await source.check(deadline=soon())
     assert report.version.startswith("2.")
     assert report.api_level >= 4

@@ -56,8 +56,11 @@ def test_init_says_what_it_made_and_check_that_all_is_well(tb: Tb, home: Path) -
         (home / "bus.url").write_text(server.url)
         found = tb("check", "--json")
         assert found.code == 1
-        assert [one["found"] for one in found.lines if one["state"] == "wrong"] == ["TB is not there"]
-        assert [line["made"] for line in tb("init", "--json").lines] == [True, True]
+        assert [one["found"] for one in found.lines if one["state"] == "wrong"] == [
+            "TB is not there",
+            "TB_PAGES is not there",
+        ]
+        assert [line["made"] for line in tb("init", "--json").lines] == [True, True, True]
         assert "was there" in tb("init").out
         found = tb("check", "--json")
         assert found.code == 0, found.out

@@ -14,7 +14,7 @@ import tensorbus.bus
 from tensorbus.bus import StreamLimits, WrongSequenceError
 from tensorbus.bus._link import _REFUSED, _without_password
 from tensorbus.bus._memory_stream import MemoryStream, matches
-from tensorbus.bus._nats import parse_headers, parse_stored, parse_time
+from tensorbus.bus._nats_stream import parse_headers, parse_stored, parse_time
 from tensorbus.bus._reader import parse
 from tensorbus.bus._requests import NoStreamError, translate
 from tensorbus.bus._streams import mismatch
@@ -56,6 +56,7 @@ def test_the_public_names() -> None:
         "Reader",
         "Role",
         "StoredSnapshot",
+        "Stream",
         "StreamCopy",
         "StreamLimits",
         "StreamReport",

@@ -127,6 +127,23 @@ def test_two_prefixes_have_streams_of_their_own() -> None:
     assert SUBJECTS.log_stream == "TB"
     assert Subjects("team.a").log_stream == "TB_team_a"
     assert Subjects("team.a").live_stream == "TB_LIVE_team_a"
+    assert Subjects("team.a").pages_stream == "TB_PAGES_team_a"
+
+
+@pytest.mark.parametrize(
+    ("kind", "guard"), [("lease", "lease"), ("shard", "lease"), ("psnap", "lease"), ("pconf", None)]
+)
+def test_subjects_of_page_facts(kind: str, guard: str | None) -> None:
+    about = Aggregate(kind, "7")
+    assert SUBJECTS.fact(about, WorkerId("h1")) == f"tb.{kind}.7.h1"
+    assert SUBJECTS.parse(f"tb.{kind}.7.h1") == (about, "h1")
+    assert about.guard == (None if guard is None else Aggregate(guard, "7"))
+    assert SUBJECTS.shard(7) == "tb.*.7.*"
+
+
+def test_large_bodies_lie_in_the_stream_that_names_them() -> None:
+    assert SUBJECTS.blob("d", 0, WorkerId("h1"), stream="TB") == "tb.blob.d.0.h1"
+    assert SUBJECTS.blob("d", 0, WorkerId("h1"), stream="TB_PAGES") == "tb.pblob.d.0.h1"
     assert Subjects("team.a").parse("team.a.ev.key.x.w1") == (Aggregate("key", "x"), h.W1)
 
 
@@ -135,4 +152,5 @@ def test_a_heartbeats_subject_parses_back() -> None:
 
 
 def test_which_kinds_are_compared_and_appended_is_fixed() -> None:
-    assert sorted(CONTESTED) == ["artifact", "fold", "instance", "key", "role", "series", "session", "trunc"]
+    on_the_log = ["artifact", "cluster", "fold", "instance", "key", "role", "series", "session", "trunc"]
+    assert sorted(CONTESTED) == sorted([*on_the_log, "lease"])

@@ -45,6 +45,7 @@ from tensorbus.events import (
     SessionEnd,
     SessionEnded,
     SessionOpened,
+    ShardsFixed,
     SnapshotTaken,
     StreamPosition,
     Tier,
@@ -305,6 +306,7 @@ store_facts: tuple[st.SearchStrategy[Event], ...] = (
     st.builds(purge, st.integers(0, 40), st.integers(0, 40)),
     st.builds(purged, st.integers(0, 40), st.integers(0, 40)),
     st.builds(truncated, st.integers(0, 9), st.integers(0, 40)),
+    st.builds(ShardsFixed, shards=st.sampled_from((1, 64))),
 )
 raised: st.SearchStrategy[Event] = st.builds(FoldRaised, stream=st.just("TB"), version=st.sampled_from((1, 2)))
 WRONGS = (

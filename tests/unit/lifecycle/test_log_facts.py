@@ -7,14 +7,16 @@ from typing import Any
 import pytest
 from hypothesis import given
 
-from tensorbus.errors import ConflictError, FencedError
+from tensorbus.errors import ConflictError, FencedError, InvalidArgumentError
 from tensorbus.events import (
+    SHARDS,
     STORE_ROLE,
     Aggregate,
     Event,
     FoldRaised,
     RoleGranted,
     RoleResigned,
+    ShardsFixed,
     SnapshotTaken,
     Subjects,
 )
@@ -265,3 +267,22 @@ def test_a_snapshot_changes_no_state() -> None:
 
 def test_the_hash_of_a_log_without_such_facts_is_as_it_was() -> None:
     assert Directory().hash() == "0" * 64
+
+
+def test_the_number_of_shards_is_fixed_once() -> None:
+    log = kept_by()
+    fact = log_rules.fix_shards(log.state, shards=64)
+    assert fact == ShardsFixed(shards=64)
+    assert log.append(fact).kept
+    assert log.append(ShardsFixed(shards=128), h.W2).why == "conflict"
+    assert log.state.shards == 64
+    assert log.state.head(SHARDS) == log.state.seq, "the next append must name also what was dropped"
+    assert log_rules.fix_shards(log.state, shards=64) == 64
+    with pytest.raises(ConflictError, match="64 shards, not 32"):
+        log_rules.fix_shards(log.state, shards=32)
+
+
+@pytest.mark.parametrize("shards", [0, -1, 3, 65, 1 << 17])
+def test_shards_are_a_power_of_two(shards: int) -> None:
+    with pytest.raises(InvalidArgumentError, match="power of two"):
+        log_rules.fix_shards(Directory(), shards=shards)

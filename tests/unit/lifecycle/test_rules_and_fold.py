@@ -132,6 +132,7 @@ def test_every_fact_is_either_said_by_its_author_or_decided_by_a_rule() -> None:
         "RoleGranted",
         "RoleResigned",
         "LogTruncated",
+        "ShardsFixed",
     }
     by_keeper = {"SnapshotTaken", "Archived", "LogPurged", "PurgeCompleted"}
     by_operator = {"FoldRaised"}
