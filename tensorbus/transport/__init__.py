@@ -23,6 +23,10 @@ from tensorbus.transport._frames import Decoder, Frame, LocalProtocolError, Remo
 from tensorbus.transport._lines import Lines
 from tensorbus.transport._maps import PinnedMap, map_private, map_shared, populate
 from tensorbus.transport._memory import MemoryChannel, memory_pair
+from tensorbus.transport._page_evict import Watermarks
+from tensorbus.transport._page_layout import PAGE_PLACE, ArenaShape, PagePlaces, PageState, by_segment, slot_bytes
+from tensorbus.transport._page_maps import ArenaWriter, MappedArena, map_pages
+from tensorbus.transport._page_pool import PagePool, PagePoolStats
 from tensorbus.transport._pool import PinWatch, Pool, PoolStats, Segment, SegmentState
 from tensorbus.transport._rendezvous import (
     WorkerCard,
@@ -40,6 +44,9 @@ from tensorbus.transport._sockets import Listener, connect_tcp, connect_unix, li
 from tensorbus.transport._tls import TlsFiles, tls_files
 
 __all__ = [
+    "PAGE_PLACE",
+    "ArenaShape",
+    "ArenaWriter",
     "Arrivals",
     "BlockTable",
     "BulkClient",
@@ -68,10 +75,15 @@ __all__ = [
     "Lines",
     "Listener",
     "LocalProtocolError",
+    "MappedArena",
     "MemoryChannel",
     "OpenedSource",
     "Origin",
     "PageLock",
+    "PagePlaces",
+    "PagePool",
+    "PagePoolStats",
+    "PageState",
     "PeerInfo",
     "PeerSession",
     "PinWatch",
@@ -96,9 +108,11 @@ __all__ = [
     "TlsFiles",
     "Transfer",
     "TransferReport",
+    "Watermarks",
     "Ways",
     "WorkerCard",
     "bring",
+    "by_segment",
     "choose",
     "connect_tcp",
     "connect_unix",
@@ -114,6 +128,7 @@ __all__ = [
     "listen_unix",
     "living_workers",
     "locked",
+    "map_pages",
     "map_private",
     "map_shared",
     "memory_pair",
@@ -126,6 +141,7 @@ __all__ = [
     "run_dir",
     "serve",
     "serve_listener",
+    "slot_bytes",
     "tls_files",
     "write_card",
 ]

@@ -56,6 +56,11 @@ def map_shared(fd: int, nbytes: int, pin_fd: int) -> PinnedMap:
     return _map(fd, nbytes, pin_fd, flags=mmap.MAP_SHARED)
 
 
+def map_shared_readonly(fd: int, nbytes: int, pin_fd: int) -> PinnedMap:
+    """Map memory that its owner goes on changing, to copy from it. Arguments and errors as in :func:`map_private`."""
+    return _map(fd, nbytes, pin_fd, flags=mmap.MAP_SHARED, prot=mmap.PROT_READ)
+
+
 def populate(mapping: mmap.mmap, start: int, nbytes: int) -> None:
     """Have the pages of a part of a mapping backed now, which is faster than by the first touch of each.
 
@@ -70,11 +75,11 @@ def populate(mapping: mmap.mmap, start: int, nbytes: int) -> None:
         populate_pages(np.frombuffer(mapping, np.uint8).ctypes.data + first, end - first)
 
 
-def _map(fd: int, nbytes: int, pin_fd: int, *, flags: int) -> PinnedMap:
+def _map(fd: int, nbytes: int, pin_fd: int, *, flags: int, prot: int = mmap.PROT_READ | mmap.PROT_WRITE) -> PinnedMap:
     try:
         if os.fstat(fd).st_size < nbytes:
             raise UnavailableError(f"a segment of {nbytes} bytes has only {os.fstat(fd).st_size}")
-        mapping = PinnedMap(fd, max(nbytes, 1), flags=flags, prot=mmap.PROT_READ | mmap.PROT_WRITE)
+        mapping = PinnedMap(fd, max(nbytes, 1), flags=flags, prot=prot)
     except (OSError, ValueError) as exc:
         close_quietly(pin_fd)
         if isinstance(exc, TensorbusError) or not isinstance(exc, OSError):
