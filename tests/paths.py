@@ -128,6 +128,7 @@ class Lender:
     spans: list[tuple[int, int]] | None = None
     name: str = "n"
     valid: bool = True
+    await_block: Callable[[int], None] | None = None
     opened: int = 0
     released: int = 0
     tables: SourceTables = field(init=False)
@@ -145,6 +146,7 @@ class Lender:
             generation=1,
             valid=lambda: self.valid,
             release=self._release,
+            await_block=self.await_block,
         )
 
     def open_sink(self, request: Mapping[str, object], nbytes: int) -> BulkSink:

@@ -22,6 +22,7 @@ from tensorbus.transport._sockets import translate, tune
 from tensorbus.transport._tls import shake_hands
 
 STALL_S: Final = 10.0
+AHEAD_MAX: Final = 64
 """A peer that neither sends nor takes a byte for so long is given up."""
 _READ_BLOCKS_MAX: Final = 8
 _DAY_S: Final = 24 * 3600.0
@@ -37,6 +38,7 @@ class OpenedSource:
         tables: Names its manifest and layout: two sources with the same have the same blocks.
         manifest: As JSON; empty where it was not asked for.
         layout: As JSON; empty where it was not asked for.
+        ahead: Others that began before us to get the same from there, the last one last.
     """
 
     source: int
@@ -45,6 +47,7 @@ class OpenedSource:
     tables: str
     manifest: str
     layout: str
+    ahead: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,6 +161,7 @@ class BulkClient:
                         tables=named,
                         manifest=manifest,
                         layout=layout,
+                        ahead=_names(header.get("ahead")),
                     )
             raise RemoteProtocolError(f"{self._wire.peer} opened a source without its number or size")
 
@@ -428,3 +432,7 @@ def _in_blocks(views: Sequence[memoryview]) -> Iterator[list[memoryview]]:
         yield [
             views[at := bisect_right(starts, offset) - 1][offset - starts[at] :][:nbytes] for offset, nbytes in block
         ]
+
+
+def _names(said: object) -> tuple[str, ...]:
+    return tuple(str(name) for name in said[:AHEAD_MAX]) if isinstance(said, list) else ()

@@ -20,6 +20,7 @@ from tensorbus.errors import (
     ConflictError,
     CorruptError,
     DeadlineExceededError,
+    NotFoundError,
     TensorbusError,
     UnavailableError,
 )
@@ -198,12 +199,18 @@ class Transfer:
         """Why an origin was given up, by its name."""
 
     def run(
-        self, origins: Sequence[Origin], *, opened: tuple[BulkClient, OpenedSource] | None = None, deadline: Deadline
+        self,
+        origins: Sequence[Origin],
+        *,
+        reserve: Sequence[Origin] = (),
+        opened: tuple[BulkClient, OpenedSource] | None = None,
+        deadline: Deadline,
     ) -> TransferReport:
         """Bring everything. Blocks; no thread touches the memory any more when it returns or raises.
 
         Args:
             origins: In the order in which they are tried, if one would do.
+            reserve: Who is turned to, one after the other, when those fail.
             opened: A connection to the first of them, with its source; the transfer closes it.
             deadline: For the whole transfer.
 
@@ -218,6 +225,7 @@ class Transfer:
         try:
             with self._changed:
                 alone = self._begin(len(origins), opened)
+                self._spare.extend(reserve)
             if alone is not None:
                 alone()
             with self._changed:
@@ -256,6 +264,18 @@ class Transfer:
             while self._shares.leading < count and not self._over:
                 self._changed.wait(_LOOK_S)
             return self._shares.leading
+
+    def await_block(self, index: int) -> None:
+        """Wait until a block has come and was right.
+
+        Raises:
+            NotFoundError: If the transfer ended without it.
+        """
+        with self._changed:
+            while not self._shares.has(index):
+                if self._over:
+                    raise NotFoundError("what was to be handed on never came here")
+                self._changed.wait(_LOOK_S)
 
     def cancel(self) -> None:
         """End it; :meth:`run` raises."""
@@ -322,13 +342,13 @@ class Transfer:
         tries = 0
         try:
             while self._wanted_still(path):
-                before = path.rate, path.since_ns
+                before = path.brought
                 lead, opened = opened, None
                 try:
                     self._connected(path, origin, number, lead)
                     return
                 except TensorbusError as error:
-                    tries = 1 if (path.rate, path.since_ns) != before else tries + 1
+                    tries = 1 if path.brought != before else tries + 1
                     self._failed(path, error, tries=tries)
                 except Exception as error:  # the thread's edge: the transfer goes on without this path
                     log.exception("a path of a transfer failed")
@@ -454,6 +474,7 @@ class Transfer:
                 self._shares.came(path, came.index, now_ns)
                 if self._learn is not None and came.checksum is not None:
                     self._learn(came.index, came.checksum)
+                self._changed.notify_all()  # somebody may wait to hand it on
                 return
             log.warning("block %d came from %s with other bytes than were sent", came.index, path.source)
             if self._shares.spoilt(path, came.index, came.found or 0, now_ns):

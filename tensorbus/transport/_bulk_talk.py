@@ -47,6 +47,8 @@ class BulkSource:
         generation: Which use of the memory this is.
         valid: Whether the bytes are still this source's; asked from a thread, around every block.
         release: Called once, from a thread, when the reader is done or gone.
+        await_block: For bytes that are still arriving: waits for a block; called from a thread before it is read.
+        ahead: Others that get the same from here, and may hand on what they have; names for the reader.
     """
 
     tables: SourceTables
@@ -55,6 +57,8 @@ class BulkSource:
     generation: int
     valid: Callable[[], bool]
     release: Callable[[], None]
+    await_block: Callable[[int], None] | None = None
+    ahead: Sequence[str] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -168,6 +172,8 @@ class Talk:
         tables = source.tables
         answer: dict[str, object] = {"t": "opened", "source": self._opened, "nbytes": source.nbytes}
         answer |= {"generation": source.generation, "tables": tables.name}
+        if source.ahead:
+            answer["ahead"] = list(source.ahead)
         if header.get("tables") is not False:
             answer |= {"manifest": tables.manifest, "layout": tables.layout}
         self._wire.send(answer)
@@ -177,8 +183,12 @@ class Talk:
         request, sums = header.get("request"), header.get("sums") is True
         if type(request) is not int or not 0 <= request <= REQUEST_MAX:
             raise InvalidArgumentError(f"a read has a number, not {request!r:.80}")
+        if source.await_block is not None and "blocks" not in header:
+            raise InvalidArgumentError("what is still arriving is read by its blocks")
         _check_valid(source)
         for index, block in _asked(header, source.tables.blocks):
+            if source.await_block is not None:
+                source.await_block(index)
             views = [view for offset, nbytes in block for view in pieces(source.parts, offset, nbytes)]
             known = source.tables.blocks if "blocks" in header else None
             total = _sum_of(views, index, known) if sums else None

@@ -43,12 +43,14 @@ class Path:
     Attributes:
         source: Whose bytes it brings.
         rate: Bytes per second as measured; 0 until known.
+        brought: Blocks that came over it and were right.
         benched: Whether it held up the others, and gets nothing more as long as they go on.
     """
 
     source: str
     rate: float = 0.0
     since_ns: int = 0
+    brought: int = 0
     benched: bool = False
     runs: list[list[int]] = field(default_factory=list)
 
@@ -87,6 +89,10 @@ class Shares:
         """Whether nothing waits to be taken."""
         return not self._todo
 
+    def has(self, index: int) -> bool:
+        """Whether a block has come."""
+        return bool(self._done[index])
+
     @property
     def leading(self) -> int:
         """How many blocks have come before the first that has not."""
@@ -124,6 +130,7 @@ class Shares:
     def came(self, path: Path, index: int, now_ns: int) -> None:
         """A block's bytes are here and right."""
         path.runs[0].remove(index)
+        path.brought += 1
         self._measure(path, self._sizes[index], now_ns)
         if not self._done[index]:
             self._done[index] = True

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Coroutine, Mapping
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from contextlib import ExitStack, asynccontextmanager
 from typing import Any, TypeVar
 
 from tensorbus.clock import Deadline
 from tensorbus.errors import CorruptError, InvalidArgumentError, NotFoundError
-from tensorbus.ids import ArtifactId
+from tensorbus.ids import ArtifactId, WorkerId
 from tensorbus.lifecycle import Artifact, rules
 from tensorbus.model import Layout, Manifest
 from tensorbus.projections import artifact_info
@@ -20,8 +20,10 @@ from tensorbus.workers._core import Core
 from tensorbus.workers._fetch import Fetches
 from tensorbus.workers._permits import KeyAsk, PermitAsk, Permits, parse_ask
 from tensorbus.workers._puts import Incoming, Placement, Puts, Taken, digest_held, known_outcome
+from tensorbus.workers._readers import Readers
 from tensorbus.workers._store import Held, Store
 from tensorbus.workers._tiers import Tiers
+from tensorbus.workers._transfers import shared
 
 T = TypeVar("T")
 
@@ -36,6 +38,7 @@ class BulkSide:
     def __init__(self, core: Core, store: Store, puts: Puts, fetches: Fetches, tiers: Tiers) -> None:
         self._core = core
         self._permits = Permits(core.ids, core.clock)
+        self._readers = Readers()
         self._store = store
         self._puts = puts
         self._fetches = fetches
@@ -106,7 +109,22 @@ class BulkSide:
         return held
 
     async def _lend(self, request: Mapping[str, object]) -> BulkSource:
-        held = await self._held(self._permits.check(request.get("permit"), "read"))
+        asked = self._permits.check(request.get("permit"), "read")
+        record = await self._resolved(asked)
+        if request.get("arriving") is True and self._store.get(*record.where) is None:
+            arriving = await self._fetches.arriving(record.where)
+            if arriving is not None:
+                return await self._lent(arriving.held, await_block=arriving.transfer.await_block)
+        held = await self._held(asked)
+        reader = request.get("reader")
+        ahead: list[WorkerId] = []
+        if isinstance(reader, str) and reader in self._core.state.sessions and shared(record):
+            ahead = self._readers.ahead(self._core.state, record, WorkerId(reader))
+        return await self._lent(held, ahead=ahead)
+
+    async def _lent(
+        self, held: Held, *, await_block: Callable[[int], None] | None = None, ahead: Sequence[WorkerId] = ()
+    ) -> BulkSource:
         tables = await held.tables()
         stack = ExitStack()
         return BulkSource(
@@ -114,8 +132,13 @@ class BulkSide:
             nbytes=held.nbytes,
             parts=stack.enter_context(held.reading()),
             generation=held.parts[0].generation,
-            valid=lambda: held.valid and self._store.get(*held.where) is held,
+            # What is still arriving is in nobody's store; its blocks that have come are right all the same.
+            valid=lambda: (
+                held.valid and not held.wrong and (await_block is not None or self._store.get(*held.where) is held)
+            ),
             release=stack.close,
+            await_block=await_block,
+            ahead=ahead,
         )
 
     async def _resolved(self, asked: PermitAsk) -> Artifact:

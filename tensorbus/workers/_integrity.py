@@ -64,7 +64,7 @@ class Integrity:
         self._one_look = asyncio.Semaphore(1)
         self._looked: OrderedDict[Where, int] = OrderedDict()
         disk.on_corrupt = self._heal_soon
-        fetches.on_wrong = self._tell_soon
+        fetches.transfers.on_wrong = self._tell_soon
 
     # -- looking ------------------------------------------------------------------------------------------------------
 
@@ -131,7 +131,7 @@ class Integrity:
         Args:
             must: Whether it was promised to be on disk.
         """
-        self._fetches.doubt(where)
+        self._fetches.transfers.doubt(where)
         record = self._core.state.artifacts.get(where)
         if record is not None and record.live:
             self._core.spawn(self._heal(where, must), name=f"heal {where[1]}")

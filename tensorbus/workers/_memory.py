@@ -18,7 +18,7 @@ from tensorbus.workers._bytes_ops import BytesOps
 from tensorbus.workers._core import Core
 from tensorbus.workers._disk import DiskTier
 from tensorbus.workers._executors import Executors
-from tensorbus.workers._fetch import Fetches, ways_of
+from tensorbus.workers._fetch import Fetches
 from tensorbus.workers._integrity import Integrity
 from tensorbus.workers._leases import Leases
 from tensorbus.workers._operations import Operations
@@ -26,6 +26,7 @@ from tensorbus.workers._puts import Puts
 from tensorbus.workers._reclaim import Reclaim
 from tensorbus.workers._store import Store
 from tensorbus.workers._tiers import Order, Tiers
+from tensorbus.workers._transfers import ways_of
 
 log = logging.getLogger("tensorbus.workers")
 
@@ -105,7 +106,7 @@ class MemoryRole:
                 yield role
         finally:
             pins.close()
-            role.fetches.close()
+            role.fetches.transfers.close()
             await asyncio.to_thread(role.bulk.close)
             role.disk.close()
             role.pool.close()

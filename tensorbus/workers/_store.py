@@ -31,6 +31,7 @@ class Held:
         lease: The caller's lease that it stands and falls with, or ``None`` if the worker owns the bytes.
         life: The sequence at which the artifact's life began whose bytes these are; an id may come back after its end.
         joined: Whether another put of the same bytes was answered with these: they are no longer the first one's alone.
+        wrong: Whether the bytes were found not to be the artifact's.
         blocks: The pieces in which it travels, with their checksums as far as they are known; made when needed.
         came: How the bytes came here, if from another host.
         settling: Whether the log lost its tail, and it is not yet known again of which life these are the bytes.
@@ -46,6 +47,7 @@ class Held:
     life: int = 0
     joined: bool = False
     settling: bool = False
+    wrong: bool = False
     blocks: BlockTable | None = None
     came: TransferReport | None = None
     _tables: tuple[Manifest, SourceTables] | None = None
@@ -177,6 +179,7 @@ class Store:
     def set_aside(self, held: Held) -> None:
         """Hold bytes that nobody is to read any more, until it is said that they are wrong."""
         if self._held.get(held.where) is held:
+            held.wrong = True
             del self._held[held.where]
             self._aside[held.where] = held
             self.on_dropped(held.where)

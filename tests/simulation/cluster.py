@@ -340,7 +340,7 @@ class SimFetches(Fetches):
         self._bus = bus
         self._rng = bus.node.world.rng(f"fetch/{bus.node.name}/{bus.node.life.number}")
 
-    async def _from(self, source: Session, record: Artifact, *, alone: bool) -> Held:
+    async def _from(self, source: Session, record: Artifact, *, alone: bool, relayed: bool) -> Held:
         cluster, name = self._bus.cluster, str(source.worker)
         await asyncio.sleep(self._rng.uniform(0.001, 0.5))
         memory = cluster.memories.get(name)

@@ -34,6 +34,7 @@ from tensorbus.transport import (
     hash_bytes,
 )
 from tensorbus.transport._blocks import BLOCK_BYTES
+from tensorbus.transport._bulk_fetch import TRIES_MAX
 from tests.paths import Lender, ProxyPath, lending, origin, wait_for
 
 MIB = 1 << 20
@@ -228,6 +229,71 @@ def test_a_transfer_that_ends_early_ends_the_comparing_too() -> None:
             arrivals.run(transfer, lambda: transfer.run([origin("w1", proxy.address)], deadline=soon()))
         ending.join()
     assert arrivals.wrong == []
+
+
+def test_what_has_come_is_handed_on_while_the_rest_comes() -> None:
+    """A slow source sends everything once, and who gets it second has it almost as soon as who gets it first."""
+    lender, relay = Lender(bytearray(DATA)), Lender(bytearray(len(DATA)))
+    room, left = bytearray(len(DATA)), list[int]()
+    with lending(lender) as server, lending(relay) as second, proxies(server, 40 * MBPS) as (proxy,):
+        first = transfer_of(lender, relay.data)
+        relay.await_block = first.await_block
+        then = transfer_of(lender, room)
+
+        def getting() -> None:
+            first.run([origin("w1", proxy.address)], deadline=soon())
+            left.append(len(DATA) - then.nbytes_done)
+
+        thread = threading.Thread(target=getting)
+        thread.start()
+        report = then.run([origin("w2", (second.host, second.port))], deadline=soon())
+        thread.join()
+    assert room == DATA
+    assert (report.sources, report.retries) == ({"w2": len(DATA)}, 0)
+    assert proxy.carried < len(DATA) * 1.02
+    assert left[0] <= 12 * BLOCK_BYTES / 2, "what it lacks when the first one is done is what was under way"
+
+
+def test_who_hands_on_and_fails_is_left_for_who_has_it_all() -> None:
+    lender, relay, room = Lender(bytearray(DATA)), Lender(bytearray(len(DATA))), bytearray(len(DATA))
+    with lending(lender) as server, lending(relay) as second, proxies(server, 40 * MBPS) as (proxy,):
+        first = transfer_of(lender, relay.data)
+        relay.await_block = first.await_block
+        then = transfer_of(lender, room)
+
+        def getting() -> None:
+            with pytest.raises(UnavailableError, match="cancelled"):
+                first.run([origin("w1", proxy.address)], deadline=soon())
+
+        def failing() -> None:
+            wait_for(lambda: then.nbytes_done >= 8 * MIB)
+            first.cancel()
+
+        threads = [threading.Thread(target=work) for work in (getting, failing)]
+        for thread in threads:
+            thread.start()
+        sources, whole = [origin("w2", (second.host, second.port))], [origin("w1", (server.host, server.port))]
+        report = then.run(sources, reserve=whole, deadline=soon())
+        for thread in threads:
+            thread.join()
+    assert room == DATA
+    assert set(report.sources) == {"w1", "w2"}
+    assert sum(report.sources.values()) == len(DATA)
+
+
+def test_a_source_that_breaks_off_every_read_is_given_up() -> None:
+    lender = Lender(bytearray(DATA))
+    opened: list[int] = []
+
+    def broken(_index: int) -> None:
+        opened.append(lender.opened)
+        raise UnavailableError("not now")
+
+    lender.await_block = broken
+    with lending(lender) as server, pytest.raises(UnavailableError, match="not now"):
+        sources = [origin("w1", (server.host, server.port))]
+        transfer_of(lender, bytearray(len(DATA)), connections=2).run(sources, deadline=soon())
+    assert max(opened) <= 2 * TRIES_MAX
 
 
 # -- sources that fail -------------------------------------------------------------------------------------------------

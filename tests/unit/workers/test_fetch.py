@@ -26,7 +26,7 @@ class NoSource(Fetches):
         self.before = asyncio.Event()
         self.before.set()
 
-    async def _from(self, source: Session, record: Artifact, *, alone: bool) -> Held:
+    async def _from(self, source: Session, record: Artifact, *, alone: bool, relayed: bool) -> Held:
         self.asked.append(source.worker)
         await self.before.wait()
         raise self.error
@@ -97,7 +97,7 @@ class Fetched(Fetches):
         super().__init__(worker.core, worker.pool, worker.store, worker.puts)
         self.worker = worker
 
-    async def _from(self, source: Session, record: Artifact, *, alone: bool) -> Held:
+    async def _from(self, source: Session, record: Artifact, *, alone: bool, relayed: bool) -> Held:
         incoming = self.worker.incoming(b"a")
         incoming.parts[0].seal()
         return Held(TENANT, record.artifact, incoming.parts, incoming.layout, incoming.manifest)
@@ -131,9 +131,9 @@ async def test_a_copy_whose_artifact_has_ended_meanwhile_is_not_handed_out() -> 
 class Ended(Fetched):
     """The artifact is destroyed while it comes."""
 
-    async def _from(self, source: Session, record: Artifact, *, alone: bool) -> Held:
+    async def _from(self, source: Session, record: Artifact, *, alone: bool, relayed: bool) -> Held:
         await self.worker.core.author.decide(
             lambda state: rules.destroy(state, tenant=TENANT, artifact=record.artifact, reason=DestroyReason.ASKED),
             deadline=soon(),
         )
-        return await super()._from(source, record, alone=alone)
+        return await super()._from(source, record, alone=alone, relayed=relayed)
