@@ -74,7 +74,7 @@ from tensorbus.events._page_facts import (
     ShardSnapshotConfirmed,
     ShardSnapshotTaken,
 )
-from tensorbus.events._page_records import KEY_BYTES, RECORD, RECORD_BYTES, PageOp
+from tensorbus.events._page_records import RECORD, RECORD_BYTES, PageOp
 from tensorbus.events._subjects import (
     CONTESTED,
     FENCED,
@@ -93,7 +93,6 @@ __all__ = [
     "EVENT_TYPES",
     "FACT_BYTES_MAX",
     "FENCED",
-    "KEY_BYTES",
     "MSG_ID",
     "PAGE_EVENT_TYPES",
     "PAGE_FACT_BYTES_MAX",

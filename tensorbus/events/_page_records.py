@@ -7,8 +7,9 @@ from typing import Final
 
 import numpy as np
 
+from tensorbus.model import KEY_BYTES
+
 RECORD_BYTES: Final = 64
-KEY_BYTES: Final = 32
 
 
 class PageOp(IntEnum):
@@ -26,7 +27,7 @@ class PageOp(IntEnum):
 
 RECORD: Final = np.dtype(
     [
-        ("key", "V32"),
+        ("key", f"V{KEY_BYTES}"),
         ("keyspace", "<u2"),
         ("fragment", "<u2"),
         ("holder", "<u2"),

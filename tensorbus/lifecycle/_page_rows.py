@@ -10,7 +10,7 @@ import numpy.typing as npt
 from blake3 import blake3
 
 from tensorbus.errors import OutOfSpaceError
-from tensorbus.events._page_records import RECORD
+from tensorbus.events import RECORD
 
 EMPTY: Final = -1
 TOMBSTONE: Final = -2

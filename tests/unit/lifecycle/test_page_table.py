@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tensorbus.errors import OutOfSpaceError
-from tensorbus.events._page_records import RECORD
+from tensorbus.events import RECORD
 from tensorbus.lifecycle import COPIES_MAX, PageTable
 from tensorbus.lifecycle._page_rows import Numbered
 
