@@ -306,8 +306,8 @@ store_facts: tuple[st.SearchStrategy[Event], ...] = (
     st.builds(purge, st.integers(0, 40), st.integers(0, 40)),
     st.builds(purged, st.integers(0, 40), st.integers(0, 40)),
     st.builds(truncated, st.integers(0, 9), st.integers(0, 40)),
-    st.builds(ShardsFixed, shards=st.sampled_from((1, 64))),
 )
+fixed: st.SearchStrategy[Event] = st.builds(ShardsFixed, shards=st.sampled_from((1, 64)))
 raised: st.SearchStrategy[Event] = st.builds(FoldRaised, stream=st.just("TB"), version=st.sampled_from((1, 2)))
 WRONGS = (
     "number",
@@ -344,8 +344,8 @@ steps = st.builds(
         facts[15],
         facts[17],
         *store_facts,
-        store_facts[4],
-        st.one_of(raised, st.builds(UnknownEvent, st.just("FromTheFuture"))),
+        store_facts[5],
+        st.one_of(raised, fixed, st.builds(UnknownEvent, st.just("FromTheFuture"))),
     ),
     author=workers,
     wrong=st.sampled_from(("",) * 30 + WRONGS),
@@ -354,7 +354,7 @@ steps = st.builds(
 
 
 def write(history: list[Step]) -> Log:
-    """The messages of a history on a log that has two sessions, three artifacts and a name to meet."""
+    """The messages of a history on a log that has two sessions, three artifacts, a name and an operation to meet."""
     log = Log()
     log.open(W1)
     log.open(W2)
@@ -363,6 +363,7 @@ def write(history: list[Step]) -> Log:
     log.append(put(Y, None), W2)
     log.append(registered(D1, D1))
     log.append(RoleGranted(role=STORE_ROLE))
+    log.say(began, W1)
     for step in history:
         _write(log, step)
     return log
