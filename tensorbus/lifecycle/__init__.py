@@ -7,7 +7,9 @@ from tensorbus.lifecycle._directory import FOLD_VERSION, Directory
 from tensorbus.lifecycle._fold_artifacts import spare
 from tensorbus.lifecycle._fold_log import forgettable
 from tensorbus.lifecycle._fold_operations import FINISHED_MAX
+from tensorbus.lifecycle._fold_pages import PAGES_FOLD_VERSION, ShardLease, ShardSnapshot, ShardState
 from tensorbus.lifecycle._homes import CANDIDATES, assign
+from tensorbus.lifecycle._page_snapshot import dump_shard, load_shard
 from tensorbus.lifecycle._page_table import COPIES_MAX, PageTable
 from tensorbus.lifecycle._records import (
     Artifact,
@@ -35,6 +37,7 @@ __all__ = [
     "COPIES_MAX",
     "FINISHED_MAX",
     "FOLD_VERSION",
+    "PAGES_FOLD_VERSION",
     "SNAPSHOT_FORMAT",
     "Artifact",
     "CallerLease",
@@ -52,14 +55,19 @@ __all__ = [
     "RoleLease",
     "Series",
     "Session",
+    "ShardLease",
+    "ShardSnapshot",
+    "ShardState",
     "Touched",
     "Verdict",
     "assign",
     "differences",
     "dissolve",
     "dump",
+    "dump_shard",
     "forgettable",
     "load",
+    "load_shard",
     "log_rules",
     "rules",
     "spare",

@@ -34,6 +34,8 @@ class Numbered:
     def __init__(self) -> None:
         self._numbers: dict[Hashable, int] = {}
         self._names: list[Hashable | None] = []
+        self._given = NUMBERS_MAX
+        """The number that was used anew last: those before it are asked again only when all others were."""
         self._counts = np.zeros(0, np.int64)
         self.seeds = np.zeros(0, np.uint64)
         """A number derived from each name, which enters the table's hash in its place."""
@@ -56,7 +58,7 @@ class Numbered:
         return 0 if number is None else int(self._counts[number])
 
     def number(self, name: Hashable) -> int:
-        """The number of a name, given to it now if need be; good as long as rows refer to it or none was asked since.
+        """The number of a name, given to it now if need be; good as long as rows refer to it or few were asked since.
 
         Raises:
             OutOfSpaceError: If 65,536 names are in use.
@@ -86,7 +88,8 @@ class Numbered:
         unused = np.flatnonzero(self._counts[:NUMBERS_MAX] == 0)
         if not len(unused):
             raise OutOfSpaceError(f"a shard knows at most {NUMBERS_MAX} keyspaces, and as many holders, at once")
-        return int(unused[0])
+        self._given = int(unused[np.searchsorted(unused, self._given, side="right") % len(unused)])
+        return self._given
 
 
 class PageRows:
