@@ -11,9 +11,12 @@ from tensorbus.clock import Deadline
 from tensorbus.errors import (
     CorruptError,
     DeadlineExceededError,
+    DeniedError,
     InvalidArgumentError,
     NotFoundError,
+    OutOfSpaceError,
     TensorbusError,
+    UnavailableError,
 )
 from tensorbus.model import Manifest, TensorSpec, TensorView, ViewSpec
 from tensorbus.sdk._core import Core
@@ -34,11 +37,12 @@ _NAMES_LOOKED_AT: Final = 2000
 async def open_artifact(core: Core, info: ArtifactInfo, *, view: ViewSpec | None, deadline: Deadline) -> Opened:
     """The artifact's bytes in this process, shared with whoever has them open here.
 
-    Without a worker on this host only those that the view needs, and then for this handle alone.
+    Without a worker on this host, or if that has no room for them, only those that the view needs, and then for this
+    handle alone.
 
     Raises:
         NotFoundError: If it has ended; UnavailableError: If no replica can be reached.
-        OutOfSpaceError: If the worker has no room to fetch it to.
+        OutOfSpaceError: If the worker has no room, and they cannot be read without it either.
     """
     life = (info.artifact, info.born)
     there = core.reads.find(life)
@@ -55,12 +59,31 @@ async def _open_anew(
     async with deadline.scope():
         hello = await core.link.connect(deadline)
         if not hello.descriptors:
-            return await open_remote(core, info, view=view, deadline=deadline), view is None
-        reply = await core.ask("open", {"artifact": info.artifact}, deadline=deadline)
+            why = "no worker on this host"
+            return await open_remote(core, info, view=view, why=why, deadline=deadline), view is None
+        try:
+            reply = await core.ask("open", {"artifact": info.artifact}, deadline=deadline)
+        except OutOfSpaceError as full:
+            return await _read_through(core, info, full, view=view, deadline=deadline), view is None
         try:
             return await map_reply(reply), True
         finally:
             reply.fds.close()
+
+
+async def _read_through(
+    core: Core, info: ArtifactInfo, full: OutOfSpaceError, *, view: ViewSpec | None, deadline: Deadline
+) -> Opened:
+    """Read into memory of this process what the worker has no room for.
+
+    Raises:
+        OutOfSpaceError: If that cannot be either; it names who holds the worker's memory.
+    """
+    try:
+        why = f"worker {core.link.hello.worker} has no room in memory" if core.link.hello else "no room in memory"
+        return await open_remote(core, info, view=view, why=why, deadline=deadline)
+    except (UnavailableError, DeniedError, NotFoundError) as exc:
+        raise OutOfSpaceError(f"{full.message}; nor can it be read without: {exc.message}", **full.details) from exc
 
 
 async def open_unwritten(

@@ -39,11 +39,14 @@ T = TypeVar("T")
 _NORESERVE: Final = getattr(mmap, "MAP_NORESERVE", 0x4000 if platform.machine() in ("x86_64", "aarch64") else 0)
 
 
-async def open_remote(core: Core, info: ArtifactInfo, *, view: ViewSpec | None, deadline: Deadline) -> Opened:
+async def open_remote(core: Core, info: ArtifactInfo, *, view: ViewSpec | None, why: str, deadline: Deadline) -> Opened:
     """The artifact's bytes in memory of this process, from the workers that have them.
 
     Tensors that come whole are verified by their digests. Of a view only what it needs comes: its tensors, and of one
     that is sliced along its first dimension the rows from the first to the last that it takes, which have no digest.
+
+    Args:
+        why: What the report says for it.
 
     Raises:
         OutOfSpaceError: If this process gets no memory for it.
@@ -54,7 +57,7 @@ async def open_remote(core: Core, info: ArtifactInfo, *, view: ViewSpec | None, 
     origins, ways = list(_origins(reply.data.get("sources"))), core.place.ways()
     failed: TensorbusError | None = None
     while origins:
-        reading = _Reading(origins, ways, view, deadline)
+        reading = _Reading(origins, ways, view, why, deadline)
         try:
             return await _in_thread(reading.run, reading.cancel)
         except (UnavailableError, CorruptError, FencedError, NotFoundError, DeniedError) as exc:
@@ -115,10 +118,13 @@ async def _in_thread(work: Callable[[], T], cancel: Callable[[], None]) -> T:
 class _Reading:
     """One reading of an artifact. Blocks; :meth:`cancel` may come from any thread."""
 
-    def __init__(self, origins: Sequence[Origin], ways: Ways, view: ViewSpec | None, deadline: Deadline) -> None:
+    def __init__(
+        self, origins: Sequence[Origin], ways: Ways, view: ViewSpec | None, why: str, deadline: Deadline
+    ) -> None:
         self._origins = origins
         self._ways = ways
         self._view = view
+        self._why = why
         self._deadline = deadline
         self._ends: list[Callable[[], None]] = []
         self._cancelled = threading.Event()
@@ -145,15 +151,14 @@ class _Reading:
         finally:
             client.close()
         self._verify(room, places)
-        why = "no worker on this host"
         return Opened(
             manifest=manifest,
             layout=layout,
             parts=(memory,),
             starts=(0,),
             path=report.path,
-            why=why,
-            report=replace(report, why=why),
+            why=self._why,
+            report=replace(report, why=self._why),
         )
 
     def _ended_by(self, end: Callable[[], None]) -> None:

@@ -182,6 +182,31 @@ def read_spill(spill: Spill, into: Sequence[memoryview], *, stop: threading.Even
         raise _translate(exc, spill.path) from exc
 
 
+@contextlib.contextmanager
+def mapped_spill(spill: Spill) -> Iterator[list[memoryview]]:
+    """The parts as they lie in the file, read-only and unchecked; they stay readable when the file is removed.
+
+    Raises:
+        UnavailableError: If the file cannot be mapped.
+    """
+    try:
+        with spill.path.open("rb") as file:
+            whole = mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ)
+    except (OSError, ValueError) as exc:  # ValueError: it is empty
+        cause = exc if isinstance(exc, OSError) else OSError(errno.EIO, str(exc))
+        raise _translate(cause, spill.path) from exc
+    views = [
+        memoryview(whole)[start : start + nbytes]
+        for start, nbytes in zip(_starts(spill.data, spill.header), spill.header.parts, strict=True)
+    ]
+    try:
+        yield views
+    finally:
+        for view in views:
+            view.release()
+        whole.close()
+
+
 def check_spill(spill: Spill, *, stop: threading.Event) -> None:
     """Read all of a file and compare it with its checksums, a segment at a time.
 

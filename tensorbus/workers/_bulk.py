@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from contextlib import ExitStack, asynccontextmanager
 from typing import Any, TypeVar
 
 from tensorbus.clock import Deadline
-from tensorbus.errors import CorruptError, InvalidArgumentError, NotFoundError
+from tensorbus.errors import CorruptError, InvalidArgumentError, NotFoundError, OutOfSpaceError
 from tensorbus.ids import ArtifactId, WorkerId
 from tensorbus.lifecycle import Artifact, rules
 from tensorbus.model import Layout, Manifest
 from tensorbus.projections import artifact_info
-from tensorbus.transport import BulkServer, BulkSink, BulkSource, Segment, TlsFiles
+from tensorbus.transport import BulkServer, BulkSink, BulkSource, Segment, TlsFiles, page_round
+from tensorbus.transport._spill import mapped_spill
 from tensorbus.workers import _requests as ask
 from tensorbus.workers._core import Core
+from tensorbus.workers._disk import DiskTier
 from tensorbus.workers._fetch import Fetches
 from tensorbus.workers._permits import KeyAsk, PermitAsk, Permits, parse_ask
 from tensorbus.workers._puts import Incoming, Placement, Puts, Taken, digest_held, known_outcome
@@ -24,6 +27,8 @@ from tensorbus.workers._readers import Readers
 from tensorbus.workers._store import Held, Store
 from tensorbus.workers._tiers import Tiers
 from tensorbus.workers._transfers import shared
+
+log = logging.getLogger("tensorbus.workers")
 
 T = TypeVar("T")
 
@@ -35,7 +40,7 @@ ROOM_S = 300.0
 class BulkSide:
     """Owner of the bytes that the bulk server moves. The worker's loop decides, the server's threads wait for it."""
 
-    def __init__(self, core: Core, store: Store, puts: Puts, fetches: Fetches, tiers: Tiers) -> None:
+    def __init__(self, core: Core, store: Store, puts: Puts, fetches: Fetches, *, tiers: Tiers, disk: DiskTier) -> None:
         self._core = core
         self._permits = Permits(core.ids, core.clock)
         self._readers = Readers()
@@ -43,6 +48,7 @@ class BulkSide:
         self._puts = puts
         self._fetches = fetches
         self._tiers = tiers
+        self._disk = disk
         self._loop = asyncio.get_running_loop()
         self._server: BulkServer | None = None
 
@@ -91,22 +97,25 @@ class BulkSide:
             key = self._permits.issue_key()
             return json.dumps({"key": key.id, "secret": key.secret.hex()}).encode()
         if asked.op == "read":
-            await self._held(asked)
+            record = await self._resolved(asked)
+            if self._store.get(*record.where) is None and self._disk.get(record.where) is None:
+                raise self._not_here(record)
         return json.dumps({"token": self._permits.issue(asked)}).encode()
 
     async def _allowed(self, request: Mapping[str, object], op: str) -> PermitAsk:
         return self._permits.check(request.get("permit"), op)
 
-    async def _held(self, asked: PermitAsk) -> Held:
-        record = await self._resolved(asked)
-        held = self._store.get(asked.tenant, record.artifact)
+    async def _held(self, record: Artifact) -> Held:
+        held = self._store.get(*record.where)
         if held is None:
             held = await self._fetches.reload(record, deadline=Deadline(ASK_S, what="reading it from disk"))
         if held is None:
-            raise NotFoundError(
-                f"worker {self._core.me.worker} does not hold artifact {record.artifact!r}", artifact=record.artifact
-            )
+            raise self._not_here(record)
         return held
+
+    def _not_here(self, record: Artifact) -> NotFoundError:
+        me = self._core.me.worker
+        return NotFoundError(f"worker {me} does not hold artifact {record.artifact!r}", artifact=record.artifact)
 
     async def _lend(self, request: Mapping[str, object]) -> BulkSource:
         asked = self._permits.check(request.get("permit"), "read")
@@ -115,7 +124,11 @@ class BulkSide:
             arriving = await self._fetches.arriving(record.where)
             if arriving is not None:
                 return await self._lent(arriving.held, await_block=arriving.transfer.await_block)
-        held = await self._held(asked)
+        try:
+            held = await self._held(record)
+        except OutOfSpaceError as error:
+            log.info("lent from disk: artifact=%s reason=%s", record.artifact, error)
+            return await self._lent_from_disk(record)
         reader = request.get("reader")
         ahead: list[WorkerId] = []
         if isinstance(reader, str) and reader in self._core.state.sessions and shared(record):
@@ -139,6 +152,21 @@ class BulkSide:
             release=stack.close,
             await_block=await_block,
             ahead=ahead,
+        )
+
+    async def _lent_from_disk(self, record: Artifact) -> BulkSource:
+        """What is on disk, though memory has no room for it."""
+        spill, held = await self._disk.lend(record)
+        tables = await held.tables()
+        stack = ExitStack()
+        parts = stack.enter_context(mapped_spill(spill))
+        return BulkSource(
+            tables=tables,
+            nbytes=sum(page_round(len(part)) for part in parts[:-1]) + len(parts[-1]),
+            parts=parts,
+            generation=0,
+            valid=lambda: self._disk.get(record.where) is spill,
+            release=stack.close,
         )
 
     async def _resolved(self, asked: PermitAsk) -> Artifact:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Final, TypeVar
 
 from tensorbus.clock import Deadline
-from tensorbus.errors import ConflictError, CorruptError, OutOfSpaceError, UnavailableError
+from tensorbus.errors import ConflictError, CorruptError, NotFoundError, OutOfSpaceError, UnavailableError
 from tensorbus.events import DropReason, Event, QuarantineCause, ReplicaAdded, ReplicaDropped, ReplicaQuarantined, Tier
 from tensorbus.ids import ArtifactId
 from tensorbus.lifecycle import Artifact, Replica
@@ -373,10 +373,7 @@ class DiskTier:
 
     async def _read(self, spill: Spill, record: Artifact, allocate: Allocate) -> Held:
         header = spill.header
-        manifest = await off_loop(Manifest.from_json, header.manifest, weight=record.tensors)
-        if record.digest is not None and not manifest.digested:
-            manifest = await self._core.load_manifest(record, deadline=known_outcome())
-        layout = await off_loop(partial(Layout.from_json, manifest=manifest), header.layout, weight=record.tensors)
+        manifest, layout = await self._tables(spill, record)
         parts: list[Segment] = []
         try:
             for nbytes in header.parts:
@@ -391,6 +388,30 @@ class DiskTier:
                 part.release()
             raise
         return Held(record.tenant, record.artifact, tuple(parts), layout, manifest)
+
+    async def lend(self, record: Artifact) -> tuple[Spill, Held]:
+        """What is on this disk as it lies there, for who reads it without its coming into memory. All of it is checked.
+
+        Returns:
+            The file, and what it holds; its parts are those of :func:`mapped_spill`.
+
+        Raises:
+            NotFoundError: If it is not there; CorruptError, UnavailableError: As :meth:`verify`.
+        """
+        spill = self._spills.get(record.where)
+        if spill is None:
+            raise NotFoundError(f"{record.artifact!r} is not on the disk of worker {self._core.me.worker}")
+        await self.verify(record.where)
+        manifest, layout = await self._tables(spill, record)
+        return spill, Held(record.tenant, record.artifact, (), layout, manifest)
+
+    async def _tables(self, spill: Spill, record: Artifact) -> tuple[Manifest, Layout]:
+        header = spill.header
+        manifest = await off_loop(Manifest.from_json, header.manifest, weight=record.tensors)
+        if record.digest is not None and not manifest.digested:
+            manifest = await self._core.load_manifest(record, deadline=known_outcome())
+        layout = await off_loop(partial(Layout.from_json, manifest=manifest), header.layout, weight=record.tensors)
+        return manifest, layout
 
     async def corrupt(self, where: Where, spill: Spill, error: CorruptError) -> None:
         """A file is not what was written: put it aside, and say that it is corrupt."""

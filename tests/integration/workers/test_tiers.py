@@ -187,6 +187,53 @@ async def test_a_full_disk_loses_nothing_and_says_so(start_worker: Start) -> Non
             assert (await raw.open(artifact)).bytes("w") == noise(n, 4 * MIB)
 
 
+async def test_what_memory_has_no_room_for_is_read_through(start_worker: Start, home: Path) -> None:
+    """Everything in memory is read by somebody: what is on disk, or elsewhere, comes straight to its caller."""
+    one = start_worker(id="w1", host_id="h1", pool_bytes="16MiB", disk_bytes="64MiB")
+    two = start_worker(id="w2", host_id="h2", pool_bytes="64MiB")
+    async with await Raw.unix(one.socket) as raw, await Raw.unix(two.socket) as far:
+        spilled = await put(raw, "spilled", disk="must")
+        await raw.open(spilled)
+        for n in range(4):  # the spilled one leaves memory for these
+            await put(raw, n)
+        held = [await raw.open((await raw.resolve(f"k{n}"))["artifact"]) for n in range(4)]
+        assert tiers(await raw.resolve("kspilled")) == [("w1", "disk")]
+        with pytest.raises(OutOfSpaceError):
+            await raw.open(spilled)
+        elsewhere = await put(far, "far")
+        async with tb.aconnect(home=home, host_id="h1") as bus:
+            for name, artifact in (("spilled", spilled), ("far", elsewhere)):
+                art = await bus.artifact(id=artifact)
+                assert bytes(await art.tensor("w", framework="numpy")) == noise(name, 4 * MIB)
+                report = art.transfer
+                assert report is not None and report.path == "tcp"
+                assert report.why == "worker w1 has no room in memory"
+        assert (await far.open(spilled)).bytes("w") == noise("spilled", 4 * MIB), "other workers have it too"
+        assert tiers(await raw.resolve("kspilled")) == [("w1", "disk"), ("w2", "dram")]
+        assert all(opened.bytes("w") == noise(n, 4 * MIB) for n, opened in enumerate(held))
+
+
+async def test_a_file_that_is_wrong_is_not_read_through(start_worker: Start, home: Path) -> None:
+    one = start_worker(id="w1", host_id="h1", pool_bytes="16MiB", disk_bytes="64MiB")
+    async with await Raw.unix(one.socket) as raw:
+        spilled = await put(raw, "spilled", disk="must")
+        for n in range(4):
+            await put(raw, n)
+        held = [await raw.open((await raw.resolve(f"k{n}"))["artifact"]) for n in range(4)]
+        (path,) = [path for path in spill_files(home) if spilled.encode() in path.read_bytes()[:8192]]
+        raw_bytes = bytearray(path.read_bytes())
+        raw_bytes[2 * MIB] ^= 1
+        path.write_bytes(raw_bytes)
+        async with tb.aconnect(home=home, host_id="h1") as bus:
+            art = await bus.artifact(id=spilled)
+            with pytest.raises(CorruptError):
+                await art.tensor("w")
+        async with Deadline(20, what="its quarantine").scope():
+            while not (await raw.resolve("kspilled"))["quarantined"]:
+                await asyncio.sleep(0.02)
+        del held
+
+
 async def test_without_a_disk_only_what_another_holds_leaves_memory(start_worker: Start) -> None:
     one = start_worker(id="w1", host_id="h1", pool_bytes="16MiB")
     two = start_worker(id="w2", host_id="h2", pool_bytes="16MiB")
