@@ -114,6 +114,12 @@ def _odd(replicas: int) -> int:
     return replicas
 
 
+def _power_of_two(shards: int) -> int:
+    if shards & (shards - 1):
+        raise ValueError("must be a power of two")
+    return shards
+
+
 def _nats_urls(text: str) -> str:
     for one in text.split(","):
         _checked_url(one.strip(), schemes=("nats", "tls", "ws", "wss"), port_needed=False)
@@ -236,14 +242,20 @@ class Settings(BaseModel):
     data_tls_ca: Annotated[Path, AfterValidator(_absolute)] | None = Field(
         None, description="Certificates (PEM) of the cluster's own authority: whom it vouches for may move bytes."
     )
-    gateway_host: str = Field("127.0.0.1", min_length=1, description="Address where callers without a worker connect.")
-    gateway_port: Port = Field(
-        0, description="Port where callers without a worker connect; 0 to 65535, 0 takes a free one."
+    gateway_host: str = Field(
+        "127.0.0.1",
+        min_length=1,
+        description="Address where callers without a worker connect, and those who ask a home.",
     )
+    gateway_port: Port = Field(0, description="Port of these; 0 to 65535, 0 takes a free one.")
     gateway_sql: bool = Field(
         False,
         description="Whether a gateway takes SQL over TCP, which sees every tenant: true or false. Other questions "
         "about the past are confined to the caller's tenant and always taken.",
+    )
+    page_shards: Annotated[int, Field(ge=1, le=65536), AfterValidator(_power_of_two)] = Field(
+        64,
+        description="Shards of the cluster's pages, a power of two up to 65536; the first home fixes it for ever.",
     )
     purge_delay_s: Seconds = Field(
         600.0,

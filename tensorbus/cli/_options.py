@@ -46,6 +46,7 @@ WORKER: Final = (
     "gateway_host",
     "gateway_port",
     "gateway_sql",
+    "page_shards",
     "archive_url",
     "archive_s",
     "snapshot_facts",

@@ -18,7 +18,8 @@ from tensorbus.config import Resolved
     default="basic",
     show_default=True,
     metavar="ROLE[,ROLE]",
-    help="basic holds tensors in memory; gateway serves callers without a worker and ends the sessions of dead ones.",
+    help="basic holds tensors in memory; gateway serves callers without a worker; shard-home knows where pages lie; "
+    "store keeps the log and answers about the past. All but basic end the sessions of dead workers.",
 )
 @click.option("--parent", type=int, hidden=True, help="End when this process, which started it, ends.")
 @takes_settings("worker_id", *WORKER)

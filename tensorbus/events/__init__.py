@@ -2,6 +2,7 @@
 
 from tensorbus.events._codec import FACT_BYTES_MAX, decode, decode_body, encode, json_schema
 from tensorbus.events._envelope import (
+    INCARNATION,
     MSG_ID,
     SCHEMA_VERSION,
     AnyRecorded,
@@ -93,6 +94,7 @@ __all__ = [
     "EVENT_TYPES",
     "FACT_BYTES_MAX",
     "FENCED",
+    "INCARNATION",
     "MSG_ID",
     "PAGE_EVENT_TYPES",
     "PAGE_FACT_BYTES_MAX",

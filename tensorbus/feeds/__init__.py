@@ -5,17 +5,21 @@ from tensorbus.feeds._base import base_for, newest_snapshot
 from tensorbus.feeds._decode import decode_all, decode_one
 from tensorbus.feeds._feed import DirectoryFeed
 from tensorbus.feeds._history import History, archived_files
+from tensorbus.feeds._leases import LeaseFeed, ShardGrant
 from tensorbus.feeds._lookout import insist
 from tensorbus.feeds._remember import Loss, LostPositionError, Remembered, check, newest_truncation, remember
 from tensorbus.feeds._restore import newest_purge
+from tensorbus.feeds._shard_replay import replay_shard
 
 __all__ = [
     "Author",
     "DirectoryFeed",
     "History",
+    "LeaseFeed",
     "Loss",
     "LostPositionError",
     "Remembered",
+    "ShardGrant",
     "archived_files",
     "base_for",
     "check",
@@ -26,4 +30,5 @@ __all__ = [
     "newest_snapshot",
     "newest_truncation",
     "remember",
+    "replay_shard",
 ]

@@ -8,6 +8,7 @@ from tensorbus.lifecycle._fold_artifacts import spare
 from tensorbus.lifecycle._fold_log import forgettable
 from tensorbus.lifecycle._fold_operations import FINISHED_MAX
 from tensorbus.lifecycle._fold_pages import PAGES_FOLD_VERSION, ShardLease, ShardSnapshot, ShardState
+from tensorbus.lifecycle._home_steps import HomeStep, HomeView, next_step
 from tensorbus.lifecycle._homes import CANDIDATES, assign
 from tensorbus.lifecycle._page_snapshot import dump_shard, load_shard
 from tensorbus.lifecycle._page_table import COPIES_MAX, PageTable
@@ -42,6 +43,8 @@ __all__ = [
     "Artifact",
     "CallerLease",
     "Directory",
+    "HomeStep",
+    "HomeView",
     "Key",
     "Loader",
     "LogState",
@@ -69,6 +72,7 @@ __all__ = [
     "load",
     "load_shard",
     "log_rules",
+    "next_step",
     "rules",
     "spare",
 ]

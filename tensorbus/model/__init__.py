@@ -5,6 +5,7 @@ from tensorbus.model._keyspace import Keyspace
 from tensorbus.model._layout import ALIGN, Layout, plan_layout
 from tensorbus.model._manifest import EMPTY_DIGEST, Manifest, TensorSpec
 from tensorbus.model._page_keys import KEY_BYTES, KeyChain, Keys, page_keys, request_key, shard_of
+from tensorbus.model._page_states import PageOutcome, PageState
 from tensorbus.model._views import TensorView, ViewSpec, view_id
 
 __all__ = [
@@ -19,6 +20,8 @@ __all__ = [
     "Keyspace",
     "Layout",
     "Manifest",
+    "PageOutcome",
+    "PageState",
     "TensorSpec",
     "TensorView",
     "ViewSpec",

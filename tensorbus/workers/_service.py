@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 
 from tensorbus import __version__
@@ -34,9 +34,18 @@ class Service:
 
     Args:
         gateway_sql: Whether callers over TCP may send SQL.
+        more: What is answered besides.
     """
 
-    def __init__(self, core: Core, callers: Callers, memory: MemoryRole | None, *, gateway_sql: bool = False) -> None:
+    def __init__(
+        self,
+        core: Core,
+        callers: Callers,
+        memory: MemoryRole | None,
+        *,
+        gateway_sql: bool = False,
+        more: Mapping[str, Op] | None = None,
+    ) -> None:
         self._core = core
         self._callers = callers
         self._memory = memory
@@ -52,6 +61,7 @@ class Service:
         self._table |= OperationOps(core, self._operations).table()
         if memory is not None:
             self._table |= memory.ops.table()
+        self._table |= more or {}
         callers.on_gone(self._gone)
 
     @contextmanager

@@ -30,6 +30,7 @@ class OwnSession:
 
     Attributes:
         acked_ns: The clock just before the last acknowledged heartbeat was sent; the lease counts from there.
+        lapses: How often a TTL or more lay between two such heartbeats: others may have ended the session meanwhile.
     """
 
     def __init__(
@@ -46,6 +47,7 @@ class OwnSession:
         self._lost = asyncio.Event()
         self._sent: deque[tuple[int, int]] = deque(maxlen=BEATS_KEPT)
         self.acked_ns = 0
+        self.lapses = 0
 
     @property
     def aggregate(self) -> Aggregate:
@@ -168,6 +170,7 @@ class OwnSession:
         opening = self._opening
         subject = self._author.feed.bus.subjects.live(opening.incarnation, opening.worker)
         seq = await self._author.feed.bus.beat(subject, ttl_s=math.ceil(opening.ttl_ns / NS_PER_S), deadline=deadline)
+        self.lapses += bool(self.acked_ns) and sent - self.acked_ns >= opening.ttl_ns
         self.acked_ns = sent
         self._sent.append((seq, sent))
         self._beats.note(self._clock.now_ns() - sent)

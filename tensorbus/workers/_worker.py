@@ -18,7 +18,7 @@ from tensorbus.clock import NS_PER_S, Clock, Deadline, SystemClock
 from tensorbus.config import Settings
 from tensorbus.errors import DeniedError, InvalidArgumentError, TensorbusError, UnavailableError
 from tensorbus.events import SessionOpened, Subjects
-from tensorbus.feeds import Author, DirectoryFeed, Loss, Remembered, check
+from tensorbus.feeds import Author, DirectoryFeed, LeaseFeed, Loss, Remembered, check
 from tensorbus.ids import IdSource, SystemIds, WorkerId, b32, check_worker_id, new_incarnation, prefixed
 from tensorbus.lifecycle import Directory
 from tensorbus.projections import LiveDirectory
@@ -35,8 +35,12 @@ from tensorbus.transport import (
 )
 from tensorbus.workers._callers import Callers
 from tensorbus.workers._core import Core, Identity
+from tensorbus.workers._home import HomeRole
+from tensorbus.workers._home_ops import HomeOps
+from tensorbus.workers._home_peers import HomePeers
 from tensorbus.workers._losses import Losses
 from tensorbus.workers._memory import MakeOrder, MemoryRole
+from tensorbus.workers._page_routes import PageRoutes
 from tensorbus.workers._position import PositionFile
 from tensorbus.workers._service import Service
 from tensorbus.workers._session import OwnSession
@@ -47,7 +51,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("tensorbus.workers")
 
-ROLES = ("basic", "gateway", "store")
+ROLES = ("basic", "gateway", "shard-home", "store")
 START_S = 60.0
 MIND_LOG_S = 2.0
 LEAVE_S = 5.0
@@ -89,6 +93,7 @@ class Worker:
     Args:
         settings: What it needs to know; ``worker_id`` is made for the home when it is ``None``.
         roles: ``basic`` holds memory, ``gateway`` serves callers without a worker and witnesses sessions,
+            ``shard-home`` knows where the pages of its shards lie,
             ``store`` keeps the log and answers about present and past (it needs the extra ``store``).
         on_rebuilt: Called after the Directory was made anew while the worker serves.
         eviction: Makes the policy that the settings name; without it the eldest leaves memory first.
@@ -144,6 +149,8 @@ class Worker:
             author = Author(feed, worker=self.worker, incarnation=self._incarnation, ids=self._ids)
             await stack.enter_async_context(feed.running(deadline=Deadline(START_S, what="reading the log")))
             await stack.enter_async_context(author.running())
+            leases = LeaseFeed(bus.pages)
+            await stack.enter_async_context(leases.running(deadline=Deadline(START_S, what="reading the grants")))
             if self._remembered is not None:
                 self._lost = await check(bus, self._remembered, deadline=Deadline(START_S, what="reading the log"))
             try:
@@ -151,7 +158,7 @@ class Worker:
                     aside = [position.keep(feed), self._mind_log(bus, feed)]
                     tasks = [group.create_task(work, name="position") for work in aside]
                     try:
-                        await self._serve(group, feed, author, stop=stop, ready=ready)
+                        await self._serve(group, feed, author, leases, stop=stop, ready=ready)
                     finally:
                         for task in tasks:
                             task.cancel()
@@ -221,6 +228,7 @@ class Worker:
         group: asyncio.TaskGroup,
         feed: DirectoryFeed,
         author: Author,
+        leases: LeaseFeed,
         *,
         stop: asyncio.Event,
         ready: Callable[[WorkerCard], None],
@@ -235,7 +243,13 @@ class Worker:
                 me.data = memory.address
             store = await self._store(stack, core) if "store" in self.roles else None
             listeners = await self._listen(stack, me)
-            service = Service(core, callers, memory, gateway_sql=self.settings.gateway_sql)
+            routes = PageRoutes(core, leases, home=self.settings.home)
+            more = routes.table()
+            home = None
+            if "shard-home" in self.roles:
+                home = HomeRole(core, leases, HomePeers(routes), shards=self.settings.page_shards)
+                more |= HomeOps(core, home).table()
+            service = Service(core, callers, memory, gateway_sql=self.settings.gateway_sql, more=more)
             stack.enter_context(service.following())
             session = OwnSession(
                 author,
@@ -255,7 +269,7 @@ class Worker:
             # of our own tells us so.
             heartbeat = group.create_task(session.renew(), name="heartbeat")
             await session.open(deadline=Deadline(START_S, what="opening the session"))
-            tasks = [heartbeat]
+            tasks = [heartbeat, group.create_task(leases.failed(), name="leases")]
             tasks += [
                 group.create_task(work, name=name) for name, work in self._work(core, session, stack, memory, losses)
             ]
@@ -263,6 +277,9 @@ class Worker:
                 core.store_stats = store.stats
                 losses.tell(store.on_loss)
                 tasks += [group.create_task(work, name=name) for name, work in store.work()]
+            if home is not None:
+                home.begin(session)
+                tasks += [group.create_task(work, name=name) for name, work in home.work()]
             for listener in listeners:
                 work = serve_listener(listener, service.handle, ids=self._ids, on_open=callers.opened)
                 tasks.append(group.create_task(work, name=f"listen {listener.address}"))
@@ -271,7 +288,7 @@ class Worker:
                 async with self._card_up(me) as card:
                     ready(card)
                     await stop.wait()
-                await self._leave(service, session, store)
+                await self._leave(service, session, store, home)
             finally:
                 core.close()
                 for task in [*tasks, *callers.tasks()]:
@@ -285,7 +302,7 @@ class Worker:
         work += [("feed", core.feed.failed()), ("losses", losses.run()), ("reopen", session.reopen())]
         if memory is not None:
             work += memory.work()
-        if "gateway" in self.roles or "store" in self.roles:
+        if not {"gateway", "shard-home", "store"}.isdisjoint(self.roles):
             ttl_ns = int(self.settings.session_ttl_s * NS_PER_S)
             witness = Witness(core.author, own_ttl_ns=ttl_ns, clock=self._clock, sent_ns=session.sent_ns)
             stack.enter_context(core.live.followed(witness.on_change))
@@ -302,7 +319,7 @@ class Worker:
     async def _listen(self, stack: AsyncExitStack, me: Identity) -> list[Listener]:
         listeners = [await listen_unix(run_dir(self.settings.home) / self._socket)]
         stack.callback(listeners[0].close)
-        if "gateway" in self.roles:
+        if not {"gateway", "shard-home"}.isdisjoint(self.roles):
             listener = await listen_tcp(self.settings.gateway_host, self.settings.gateway_port)
             stack.callback(listener.close)
             listeners.append(listener)
@@ -346,10 +363,14 @@ class Worker:
         finally:
             remove_card(directory, card)
 
-    async def _leave(self, service: Service, session: OwnSession, store: StoreRole | None) -> None:
+    async def _leave(
+        self, service: Service, session: OwnSession, store: StoreRole | None, home: HomeRole | None
+    ) -> None:
         await service.say_bye(f"worker {self.worker} leaves")
         deadline = Deadline(LEAVE_S, what="closing the session")
         try:
+            if home is not None:
+                await home.leave(deadline=deadline)
             if store is not None:
                 await store.leave(deadline=deadline)
             await session.close(deadline=deadline)
