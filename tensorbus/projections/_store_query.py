@@ -28,8 +28,19 @@ TABLE_FUNCTIONS: Final = frozenset(
 
 REFUSED_FUNCTIONS: Final = frozenset(
     {"repeat", "lpad", "rpad", "format", "printf", "range", "generate_series", "list_resize", "array_resize"}
+    | {"bitstring"}
+    | {"current_setting", "getvariable", "getenv", "write_log", "setseed", "sleep_ms", "pg_sleep"}
+    | {"nextval", "currval", "setval"}
 )
-"""Scalar functions that make a value of any size in one step, which neither memory limit nor interrupt reaches."""
+"""Scalar functions that make a value of any size in one step, which neither memory limit nor interrupt reaches; that
+tell of the program's settings and surroundings; that change something, or keep a thread for nothing."""
+
+REPLACING: Final = frozenset({"replace", "regexp_replace"})
+REPLACEMENT_MAX: Final = 16
+"""Characters of a replacement, which must be written out: a computed one makes a value of any size, as ``repeat``."""
+
+OWN_VIEWS: Final = ("duckdb_", "pragma_", "pg_")
+"""How views of DuckDB's own begin, which tell of files and settings; what may be read of them is in TABLE_FUNCTIONS."""
 
 _EXPLAIN: Final = re.compile(
     r"(?:\s|--[^\n]*\n|/\*.*?\*/)*EXPLAIN\s+(?:ANALYZE\s+)?(?:\([^()]*\)\s*)?", re.IGNORECASE | re.DOTALL
@@ -148,6 +159,8 @@ def check(cursor: duckdb.DuckDBPyConnection, sql: str) -> None:
     if len(sql) > SQL_BYTES_MAX:
         raise InvalidArgumentError(f"a query of {len(sql)} characters is over the {SQL_BYTES_MAX} that it may have")
     found = cursor.extract_statements(sql)
+    if not found:
+        raise InvalidArgumentError("the query has no statement, only space or comments")
     if len(found) != 1:
         raise InvalidArgumentError(f"a query is one statement, not {len(found)}")
     if found[0].type == duckdb.StatementType.EXPLAIN:
@@ -191,6 +204,27 @@ def _refused(tree: object) -> Iterator[str]:
             if name not in TABLE_FUNCTIONS:
                 yield f"{name}() in FROM"
             waiting.append(function.get("children"))
-        elif kind == "FUNCTION" and str(node.get("function_name", "")).lower() in REFUSED_FUNCTIONS:
-            yield f"{node['function_name']}()"
+        elif kind == "BASE_TABLE":
+            name = str(node.get("table_name", "")).lower()
+            if name.startswith(OWN_VIEWS) and name not in TABLE_FUNCTIONS:
+                yield f"{name} in FROM"
+        elif kind == "FUNCTION":
+            name = str(node.get("function_name", "")).lower()
+            if name in REFUSED_FUNCTIONS:
+                yield f"{name}()"
+            if name in REPLACING and not _replaces_by_little(node):
+                yield f"{name}() with a replacement that is not a text of at most {REPLACEMENT_MAX} characters"
         waiting.extend(parts.values())
+
+
+def _replaces_by_little(node: dict[str, object]) -> bool:
+    """Whether the replacement is written out and short. With a dot before the name, it is not known which it is."""
+    given = node.get("arguments")
+    arguments = given if isinstance(given, list) else []
+    return all(map(_is_short, arguments[1 if node.get("schema") else 2 :]))
+
+
+def _is_short(argument: object) -> bool:
+    expression = argument.get("expression") if isinstance(argument, dict) else None
+    literal = expression.get("literal") if isinstance(expression, dict) else None
+    return isinstance(literal, dict) and len(str(literal.get("text", ""))) <= REPLACEMENT_MAX

@@ -34,6 +34,12 @@ def ask(store: GlobalStore, sql: str, params: Any = None, **limits: Any) -> tupl
         ("SELECT artifact, live FROM artifacts ORDER BY ALL", None, [("x", True), ("y", False)]),
         ("FROM keys SELECT key WHERE live", None, [("k",)]),
         ("SELECT key FROM keys WHERE gone = ?", ["asked"], [("gone",)]),
+        (
+            "SELECT replace(key, 'o', '0'), regexp_replace(key, '[a-z]', 'x', 'g') FROM keys WHERE gone IS NOT NULL",
+            None,
+            [("g0ne", "xxxx")],
+        ),
+        ("SELECT count(*) > 0 FROM duckdb_tables", None, [(True,)]),
         ("SELECT count(*) FROM replicas WHERE worker = $w", {"w": "w1"}, [(1,)]),
         ("SELECT count(*) FROM replicas_at(6)", None, [(2,)]),
         ("SELECT count(*) FROM replicas_at($at)", {"at": 3}, [(1,)]),
@@ -133,6 +139,30 @@ SELECT getenv('HOME')
 SELECT repeat('x', 2000000000)
 SELECT lpad('x', 2000000000, 'y')
 SELECT len(range(300000000))
+SELECT bitstring('0', 2000000000)
+SELECT Main."BitString"('0', 2000000000)
+SELECT replace(string_agg('x', ''), 'x', string_agg('y', '')) FROM facts
+SELECT regexp_replace(body, 'x', body, 'g') FROM facts
+SELECT replace(body, 'x', 'seventeen letters') FROM facts
+SELECT main.replace(body, 'x', body) FROM facts
+SELECT body.replace('x', body) FROM facts
+SELECT replace(body, 'x', ?) FROM facts
+SELECT current_setting('memory_limit')
+SELECT getvariable('x')
+SELECT write_log('x')
+SELECT setseed(0.5)
+SELECT sleep_ms(10000)
+SELECT pg_sleep(10)
+SELECT pg_catalog.pg_sleep(10)
+SELECT * FROM pragma_database_list
+SELECT * FROM main."Pragma_Database_List"
+SELECT * FROM (SELECT path FROM duckdb_databases)
+SELECT * FROM duckdb_databases()
+SELECT * FROM duckdb_logs
+SELECT * FROM pg_settings
+SELECT * FROM pg_catalog.pg_settings
+DESCRIBE pragma_database_list
+SELECT * FROM repeat('x', 2000000000)
 SELECT * FROM nothing
 SELECT nothing FROM facts
 SELECT error('x')
@@ -172,6 +202,9 @@ def test_an_empty_or_endless_text_is_refused(store: GlobalStore) -> None:
     for sql in ("", " ", "-- nothing", "SELECT " + "(" * 5_000 + "1" + ")" * 5_000, "SELECT 1 -- " + "x" * 300_000):
         with pytest.raises(InvalidArgumentError):
             ask(store, sql)
+    for sql in ("", "-- c", " /* c */ ; ", ";"):
+        with pytest.raises(InvalidArgumentError, match="no statement"):
+            ask(store, sql)
 
 
 # -- limits ----------------------------------------------------------------------------------------------------------
@@ -204,7 +237,13 @@ def test_a_query_that_takes_too_long_is_stopped(store: GlobalStore, sql: str) ->
 
 
 @pytest.mark.parametrize(
-    "sql", ["SELECT list(i) FROM range(100000000) r(i)", "SELECT * FROM range(100000000) r(i) ORDER BY hash(i)"]
+    "sql",
+    [
+        "SELECT list(i) FROM range(100000000) r(i)",
+        "SELECT * FROM range(100000000) r(i) ORDER BY hash(i)",
+        "SELECT list_aggregate(list(i), 'string_agg') FROM range(30000000) r(i)",
+        "SELECT count(x) FROM (SELECT NULL::BIGINT[99999] AS x FROM range(10000))",
+    ],
 )
 def test_a_query_that_needs_too_much_memory_is_out_of_space(store: GlobalStore, sql: str) -> None:
     with pytest.raises(OutOfSpaceError):
