@@ -6,7 +6,7 @@ from tensorbus.bus._archive import Archive, ArchiveFile, ArchiveReport, StoredSn
 from tensorbus.bus._ask import Handler
 from tensorbus.bus._auth import NatsAuth, new_seed, public_key
 from tensorbus.bus._blobs import get_blob, put_blob, read_blob
-from tensorbus.bus._grants import Permissions, Role, User, grants, parse_user, users_config, users_json
+from tensorbus.bus._grants import Permissions, Role, User, grants, lacking, parse_user, users_config, users_json
 from tensorbus.bus._health import Health, health_of
 from tensorbus.bus._memory import MemoryBus
 from tensorbus.bus._memory_cluster import Fault, MemoryCluster
@@ -65,6 +65,7 @@ __all__ = [
     "get_blob",
     "grants",
     "health_of",
+    "lacking",
     "migrate",
     "monitor_of",
     "monitored",

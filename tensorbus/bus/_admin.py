@@ -68,12 +68,17 @@ class UserReport:
 
     Attributes:
         publish_allow, subscribe_allow: Subjects; ``None`` where nothing is restricted.
+        publish_deny, subscribe_deny: What of that is forbidden.
+        answers: Whether questions may be answered at the inbox that they name, whatever may be published.
     """
 
     user: str
     account: str
     publish_allow: tuple[str, ...] | None
     subscribe_allow: tuple[str, ...] | None
+    publish_deny: tuple[str, ...] = ()
+    subscribe_deny: tuple[str, ...] = ()
+    answers: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -226,6 +231,9 @@ class BusAdmin:
             account=str(found.get("account_name") or found.get("account", "")),
             publish_allow=_allowed(allowed.get("publish")),
             subscribe_allow=_allowed(allowed.get("subscribe")),
+            publish_deny=_denied(allowed.get("publish")),
+            subscribe_deny=_denied(allowed.get("subscribe")),
+            answers=bool(allowed.get("responses")),
         )
 
     def _report(self, info: Mapping[str, Any], *, made: bool = False) -> StreamReport:
@@ -284,3 +292,7 @@ def user_config(config: Mapping[str, Any]) -> dict[str, Any]:
 
 def _allowed(rule: Mapping[str, Any] | None) -> tuple[str, ...] | None:
     return None if rule is None or rule.get("allow") is None else tuple(map(str, rule["allow"]))
+
+
+def _denied(rule: Mapping[str, Any] | None) -> tuple[str, ...]:
+    return tuple(map(str, (rule or {}).get("deny") or ()))

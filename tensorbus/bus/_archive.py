@@ -110,6 +110,10 @@ class Archive:
     def url(self) -> str:
         return self._files.url
 
+    def exists(self) -> bool:
+        """Whether anything of this log is there."""
+        return bool(self._files.names(self._stream))
+
     # -- facts ---------------------------------------------------------------------------------------------------------
 
     def write(self, messages: Sequence[Message], *, first: int, last: int) -> ArchiveFile:

@@ -27,7 +27,10 @@ RETURN_S: Final = 5.0
 """The same after the own connection was lost: then that of who answers was too, probably."""
 HEADERS_BYTES: Final = 1024
 """Room for headers, which count against the server's limit for a message."""
+BUSY_PAUSE_S: Final = 0.02
+BUSY_PAUSE_S_MAX: Final = 0.5
 ERROR: Final = "Tb-Error"
+BUSY: Final = "Tb-Busy"
 WORKING: Final = "Tb-Working"
 TIMEOUT: Final = "Tb-Timeout-Ms"
 
@@ -40,8 +43,10 @@ class Answer:
     headers: Mapping[str, str] = field(default_factory=dict)
 
     @classmethod
-    def of_error(cls, error: TensorbusError) -> Answer:
-        return cls(json.dumps(to_wire(error), default=str).encode(), {ERROR: str(error.kind)})
+    def of_error(cls, error: TensorbusError, *, busy: bool = False) -> Answer:
+        """An error; ``busy`` if the same question may well be answered a moment later."""
+        headers = {ERROR: str(error.kind)} | ({BUSY: "1"} if busy else {})
+        return cls(json.dumps(to_wire(error), default=str).encode(), headers)
 
     def value(self, subject: str) -> bytes:
         """The handler's bytes.
@@ -56,6 +61,23 @@ class Answer:
         except (ValueError, AttributeError) as exc:
             raise TensorbusError(f"who answers at {subject} gave an error that cannot be read") from exc
         raise error
+
+
+class Turn:
+    """Waits for a turn with one who has no place for a question, at growing intervals."""
+
+    def __init__(self, deadline: Deadline) -> None:
+        self._deadline = deadline
+        self._pause_s = BUSY_PAUSE_S
+
+    async def comes(self, answer: Answer) -> bool:
+        """Wait, if there was no place; whether to ask again. When the time does not suffice, the refusal stands."""
+        left_s = self._deadline.left()
+        if BUSY not in answer.headers or (left_s is not None and left_s <= self._pause_s):
+            return False
+        await asyncio.sleep(self._pause_s)
+        self._pause_s = min(2 * self._pause_s, BUSY_PAUSE_S_MAX)
+        return True
 
 
 STILL_WORKING: Final = Answer(b"", {WORKING: "1"})
@@ -120,9 +142,10 @@ class Desk:
         if len(self._refusing) >= REFUSALS_MAX:
             return  # who asked hears nothing, and asks again
         error = OutOfSpaceError(
-            f"who answers at {self._subject} works on {ANSWERS_MAX} questions, more are refused", limit=ANSWERS_MAX
+            f"who answers that works on {ANSWERS_MAX} questions already and takes no more: ask again later",
+            limit=ANSWERS_MAX,
         )
-        task = asyncio.create_task(reply(Answer.of_error(error)), name=f"refuse/{self._subject}")
+        task = asyncio.create_task(reply(Answer.of_error(error, busy=True)), name=f"refuse/{self._subject}")
         self._refusing.add(task)
         task.add_done_callback(self._refusing.discard)
 
@@ -139,12 +162,12 @@ class Desk:
 
     async def _outcome(self, question: bytes, left_s: float | None) -> Answer:
         try:
-            async with Deadline(left_s, what=f"the answer at {self._subject}").scope():
+            async with Deadline(left_s, what="the answer").scope():
                 data = await self._handler(question)
             check_size("an answer", self._subject, len(data), self._bytes_max())
         except TensorbusError as exc:
             return Answer.of_error(exc)
         except Exception as exc:  # the task's outermost edge: who asked must hear of it
             log.exception("the handler of %s failed", self._subject)
-            return Answer.of_error(TensorbusError(f"who answers at {self._subject} failed: {exc!r}"))
+            return Answer.of_error(TensorbusError(f"who answers that failed: {exc!r}"))
         return Answer(data)

@@ -125,6 +125,44 @@ def grants(roles: Iterable[Role], name: str, *, subjects: Subjects) -> Permissio
     )
 
 
+def lacking(needed: Iterable[str], *, allowed: Sequence[str] | None, denied: Sequence[str] = ()) -> tuple[str, ...]:
+    """Which of the subjects that are needed somebody may not use, at least in part.
+
+    Args:
+        needed: Subjects with wildcards, as :class:`Permissions` has them.
+        allowed: What the servers allow; ``None`` where they allow everything.
+        denied: What they forbid of that.
+    """
+
+    def fine(subject: str) -> bool:
+        covered = allowed is None or any(_covers(rule, subject) for rule in allowed)
+        return covered and not any(_overlap(rule.split("."), subject.split(".")) for rule in denied)
+
+    return tuple(subject for subject in needed if not fine(subject))
+
+
+def _covers(rule: str, subject: str) -> bool:
+    """Whether a rule speaks for all that a subject with wildcards means."""
+    have, want = rule.split("."), subject.split(".")
+    if have[-1] == ">":
+        return len(want) >= len(have) and _token_by_token(have[:-1], want)
+    return len(want) == len(have) and ">" not in want and _token_by_token(have, want)
+
+
+def _token_by_token(have: Sequence[str], want: Sequence[str]) -> bool:
+    return all(a == b or (a == "*" and b != ">") for a, b in zip(have, want, strict=False))
+
+
+def _overlap(one: Sequence[str], other: Sequence[str]) -> bool:
+    """Whether two subjects with wildcards have any subject in common."""
+    for a, b in zip(one, other, strict=False):
+        if ">" in (a, b):
+            return True
+        if a != b and "*" not in (a, b):
+            return False
+    return len(one) == len(other)
+
+
 def _reads(subjects: Subjects) -> Iterator[str]:
     """To look at the streams, and to make readings of them."""
     yield "$SYS.REQ.USER.INFO"  # what one may do oneself

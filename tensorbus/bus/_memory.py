@@ -19,6 +19,7 @@ from tensorbus.bus._ask import (
     Answer,
     Desk,
     Handler,
+    Turn,
     check_size,
 )
 from tensorbus.bus._beats import TTL, Heartbeats
@@ -188,7 +189,7 @@ class MemoryBus(MemoryReads):
         check_size("a question", subject, len(data), self.max_payload)
         self._questions += 1
         key, loop, sent = f"{id(self)}-{self._questions}", asyncio.get_running_loop(), False
-        began = loop.time()
+        began, turn = loop.time(), Turn(deadline)
         while True:
             await self._connected(deadline, sent=sent)
             sent = True
@@ -197,6 +198,8 @@ class MemoryBus(MemoryReads):
             except _NoAnswer:
                 if deadline.left() == 0.0:
                     raise deadline.error() from None
+                continue
+            if found is not None and await turn.comes(found):
                 continue
             if found is not None:
                 return found.value(subject)

@@ -19,6 +19,7 @@ from tensorbus.bus._ask import (
     Answer,
     Desk,
     Handler,
+    Turn,
     check_size,
     question_headers,
     seconds_left,
@@ -42,11 +43,14 @@ async def ask(requests: Requests, subject: str, data: bytes, *, deadline: Deadli
     """See :meth:`tensorbus.bus.Bus.ask`."""
     check_size("a question", subject, len(data), max_payload(requests.link))
     loop = asyncio.get_running_loop()
-    began = loop.time()
+    began, turn = loop.time(), Turn(deadline)
     while True:
         reply = await requests.request(subject, data, deadline=deadline, headers=question_headers(deadline))
         if not nobody_there(reply):
-            return Answer(reply.data, reply.headers or {}).value(subject)
+            found = Answer(reply.data, reply.headers or {})
+            if await turn.comes(found):
+                continue
+            return found.value(subject)
         absent = UnavailableError(f"nobody answers at {subject}", subject=subject)
         now = loop.time()
         if now - began >= ABSENT_S and now - requests.lost_at >= RETURN_S:

@@ -255,7 +255,7 @@ class Bus(Stream, Protocol):
             DeadlineExceededError: If no answer came within the deadline.
             DeniedError: If the server refuses the subject.
             InvalidArgumentError: If the question or the answer is too large.
-            OutOfSpaceError: If who answers has too many questions already.
+            OutOfSpaceError: If who answers had too many questions until the deadline, although asked again and again.
             TensorbusError: Whatever the handler raised, as the same class.
         """
         ...
@@ -264,7 +264,7 @@ class Bus(Stream, Protocol):
         """Answer questions at a subject for as long as the context is open, also after the connection came back.
 
         Each question goes to one of those that share a queue. At most ``ANSWERS_MAX`` are worked on at once, further
-        ones are refused. Leaving the context cancels what is under way: who asked asks the next one.
+        ones wait with those who ask. Leaving the context cancels what is under way: who asked asks the next one.
 
         Args:
             handler: Gets the question and gives the answer. The typed errors that it raises go to who asked.

@@ -51,6 +51,8 @@ def verify(resolved: Resolved, *, where: str | None, alone: bool, as_json: bool)
     Which files there must be says the log, by way of a store. Something wrong is exit code 9.
     """
     found = _archive(resolved.settings, where)
+    if (alone or where is not None) and not found.exists():
+        raise _absent(found, resolved.settings)
     records = None if alone else _records(resolved)
     report = found.verify(records)
     snapshots = found.list_snapshots()
@@ -138,7 +140,7 @@ def restore(resolved: Resolved, *, path: Path, where: str | None, as_json: bool)
     found = _archive(resolved.settings, where)
     files = found.files(passed_over=lambda text: print(f"tensorbus: passed over: {text}", file=sys.stderr))
     if not files:
-        raise NotFoundError(f"there is no archive of the log {resolved.settings.subject_prefix!r} in {found.url}")
+        raise _absent(found, resolved.settings)
     count, position = _restore(found, files, path, prefix=resolved.settings.subject_prefix)
     nbytes = path.stat().st_size
     if as_json:
@@ -202,3 +204,7 @@ def _archive(settings: Settings, where: str | None) -> Archive:
     from tensorbus.bus import Archive
 
     return Archive.open(where or settings.archive_url or str(settings.home / "archive"), prefix=settings.subject_prefix)
+
+
+def _absent(found: Archive, settings: Settings) -> NotFoundError:
+    return NotFoundError(f"there is no archive of the log {settings.subject_prefix!r} in {found.url}", url=found.url)

@@ -8,7 +8,18 @@ from typing import Final
 
 import click
 
-from tensorbus.bus import BusAdmin, BusReport, Monitored, StreamReport, monitor_of, monitored
+from tensorbus.bus import (
+    BusAdmin,
+    BusReport,
+    Monitored,
+    StreamReport,
+    User,
+    grants,
+    lacking,
+    monitor_of,
+    monitored,
+    parse_user,
+)
 from tensorbus.cli._bus_admin import SERVERS, with_admin
 from tensorbus.cli._errors import EXIT_OTHER
 from tensorbus.cli._options import json_option, takes_settings
@@ -17,6 +28,7 @@ from tensorbus.cli._verdict import State, Verdict, show
 from tensorbus.clock import NS_PER_S, Deadline
 from tensorbus.config import Resolved, Settings
 from tensorbus.errors import TensorbusError
+from tensorbus.events import Subjects
 
 API_LEVEL_MIN: Final = 4
 REPLICATED_TTL_S_MIN: Final = 10.0
@@ -27,22 +39,29 @@ FULL_NOTE: Final = 0.8
 
 @click.command(short_help="Check the servers and the streams.")
 @click.option("--monitor", metavar="URL", help="Monitoring address of a server, which tells more: http://host:8222.")
+@click.option(
+    "--as", "whose", metavar="ROLE[+ROLE]:NAME", help="Also compare what this user may do with what `bus grants` gives."
+)
 @takes_settings(*SERVERS, "nats_replicas", "session_ttl_s")
 @json_option
 @click.pass_context
-def check(ctx: click.Context, resolved: Resolved, *, monitor: str | None, as_json: bool) -> None:
+def check(ctx: click.Context, resolved: Resolved, *, monitor: str | None, whose: str | None, as_json: bool) -> None:
     """Check servers, streams, copies, room, clock and permissions; for each say what is wrong and what to do.
 
-    Ends with 1 if something is wrong, with 0 if there are only notes.
+    With --as, and the credentials of a worker or caller, it says which permissions that one lacks, to publish and to
+    listen: the servers are asked for them, and nothing is tried. Ends with 1 if something is wrong, with 0 if there are
+    only notes.
     """
     settings = resolved.settings
+    user = None if whose is None else parse_user(whose)
 
     async def work(admin: BusAdmin) -> tuple[BusReport, list[Verdict]]:
         report = await admin.check(deadline=Deadline(settings.timeout_s, what="checking the servers"))
         return report, await asyncio.to_thread(_disk, settings, monitor, report)
 
     report, disk = with_admin(settings, work)
-    found = [*verdicts_on(report, settings), *disk]
+    rights = [] if user is None else list(verdicts_on_rights(report, user, settings))
+    found = [*verdicts_on(report, settings), *rights, *disk]
     for verdict in found:
         show(verdict, as_json=as_json)
     if any(verdict.state is State.WRONG for verdict in found):
@@ -128,6 +147,29 @@ def _user(report: BusReport) -> Verdict:
         return Verdict("user", State.OK, f"{who}, who may do everything")
     listens = len(user.subscribe_allow or ())
     return Verdict("user", State.OK, f"{who}: {len(user.publish_allow)} subjects to publish, {listens} to hear")
+
+
+def verdicts_on_rights(report: BusReport, user: User, settings: Settings) -> Iterator[Verdict]:
+    """What a user lacks of the permissions of its roles. Pure."""
+    seen = report.user
+    if seen is None:
+        return  # which was said
+    needed = grants(user.roles, user.name, subjects=Subjects(settings.subject_prefix))
+    who = f"{'+'.join(user.roles)}:{user.name}"
+    advice = f"give it what `tensorbus bus grants {who}` lists"
+    missing = False
+    for verb, subjects in (
+        ("publish", lacking(needed.publish_allow, allowed=seen.publish_allow, denied=seen.publish_deny)),
+        ("listen to", lacking(needed.subscribe_allow, allowed=seen.subscribe_allow, denied=seen.subscribe_deny)),
+    ):
+        missing = missing or bool(subjects)
+        for subject in subjects:
+            yield Verdict("permissions", State.WRONG, f"{who} may not {verb} {subject}", advice)
+    if needed.answers and seen.publish_allow is not None and not seen.answers:
+        missing = True
+        yield Verdict("permissions", State.WRONG, f"{who} may not answer questions (allow_responses)", advice)
+    if not missing:
+        yield Verdict("permissions", State.OK, f"{who} may do all that its roles need")
 
 
 def _clock(report: BusReport) -> Verdict:

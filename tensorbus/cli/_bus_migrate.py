@@ -19,7 +19,8 @@ from tensorbus.cli._progress import Progress
 from tensorbus.cli._urls import without_password
 from tensorbus.clock import Deadline
 from tensorbus.config import Resolved, Settings
-from tensorbus.errors import UnavailableError
+from tensorbus.errors import ConflictError, UnavailableError
+from tensorbus.transport import is_locked
 from tensorbus.workers import bus_url
 
 MIGRATE_S: Final = 24 * 3600.0
@@ -68,7 +69,15 @@ async def _move(
 ) -> Migrated:
     async with connected(settings, url, NatsAuth.of(settings)) as source, connected(settings, target, auth) as there:
         deadline = Deadline(MIGRATE_S, what="moving the log")
-        return await move(source, there, replicas=replicas, force=force, progress=progress, deadline=deadline)
+        try:
+            return await move(source, there, replicas=replicas, force=force, progress=progress, deadline=deadline)
+        except ConflictError as exc:
+            if "workers" not in exc.details or not is_locked(settings.home / "run" / "up.lock"):
+                raise
+            advice = f"`tensorbus up` of home {settings.home} runs: stop it first"
+            if settings.nats_url is None:
+                advice += ", and `bus migrate` starts the home's server by itself"
+            raise ConflictError(f"{exc.message}; {advice}", **exc.details) from exc
 
 
 def _auth_there(

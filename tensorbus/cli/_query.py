@@ -17,7 +17,6 @@ from tensorbus.cli._output import emit_json, table
 from tensorbus.cli._reader import while_read
 from tensorbus.cli._rows import FORMATS, Printer, printer
 from tensorbus.config import Resolved
-from tensorbus.errors import NotFoundError
 
 if TYPE_CHECKING:
     from tensorbus.sdk import AsyncBus, AsyncQueryResult
@@ -93,9 +92,7 @@ def _ask_file(path: Path, sql: str, rows: int, out: Printer, *, prefix: str) -> 
     from tensorbus.events import Subjects
     from tensorbus.projections import GlobalStore, QueryLimits
 
-    if not path.exists():
-        raise NotFoundError(f"there is no file {path}", path=str(path))
-    store = GlobalStore.open(path, subjects=Subjects(prefix))
+    store = GlobalStore.open(path, subjects=Subjects(prefix), create=False)
     try:
         with store.query(sql, limits=QueryLimits(rows=rows)) as result, _whole(out):
             for batch in result:

@@ -21,7 +21,17 @@ from tensorbus.errors import ConflictError, CorruptError, InvalidArgumentError, 
 from tensorbus.events import EVENT_TYPES, Subjects
 from tensorbus.ids import EventId
 from tensorbus.lifecycle import FOLD_VERSION, Directory
-from tensorbus.projections._store_db import REBUILD, Params, connect, file_errors, one, query_errors, remove, replace
+from tensorbus.projections._store_db import (
+    REBUILD,
+    Params,
+    check_database,
+    connect,
+    file_errors,
+    one,
+    query_errors,
+    remove,
+    replace,
+)
 from tensorbus.projections._store_facts import fact_row
 from tensorbus.projections._store_query import BATCH_ROWS, Interrupter, QueryLimits, QueryResult, check
 from tensorbus.projections._store_rows import Applied, RowTracker
@@ -64,8 +74,9 @@ class GlobalStore:
         memory_bytes: int = MEMORY_BYTES,
         threads: int | None = None,
         queries: int = QUERIES_MAX,
+        create: bool = True,
     ) -> GlobalStore:
-        """Open the file, creating an empty store if there is none. Blocks.
+        """Open the file. Blocks.
 
         Args:
             path: The file; its folder is made.
@@ -73,15 +84,20 @@ class GlobalStore:
             memory_bytes: What DuckDB may use, for writing and all queries together.
             threads: Threads that DuckDB may use; one for each core when ``None``.
             queries: How many may run at a time.
+            create: Whether to make an empty store if there is none.
 
         Raises:
             ConflictError: If another process has it open, or it is of another log or version.
             CorruptError: If it is damaged; OutOfSpaceError: If the disk is full.
+            NotFoundError, InvalidArgumentError: If it is not there or is no store, and none may be made.
         """
-        with file_errors(path):
-            path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        if create:
+            with file_errors(path):
+                path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        else:
+            check_database(path)
         store = cls(path, subjects, memory_bytes, threads, queries)
-        store._connect()
+        store._connect(create=create)
         return store
 
     @classmethod
@@ -299,11 +315,11 @@ class GlobalStore:
 
     # -- the file ------------------------------------------------------------------------------------------------------
 
-    def _connect(self) -> None:
+    def _connect(self, *, create: bool = True) -> None:
         conn = connect(self.path, memory_bytes=self._memory_bytes, threads=self._threads)
         try:
             with file_errors(self.path):
-                self._read_meta(conn)
+                self._read_meta(conn, create=create)
             root = conn.cursor()
         except BaseException:
             conn.close()
@@ -311,8 +327,10 @@ class GlobalStore:
         with self._cursors:
             self._conn, self._root = conn, root
 
-    def _read_meta(self, conn: duckdb.DuckDBPyConnection) -> None:
+    def _read_meta(self, conn: duckdb.DuckDBPyConnection, *, create: bool) -> None:
         if one(conn, "SELECT 1 FROM duckdb_tables() WHERE table_name = 'meta'") is None:
+            if not create:
+                raise InvalidArgumentError(f"{self.path} is a DuckDB database and no store", path=str(self.path))
             self._make_tables(conn)
         row = one(conn, "SELECT schema_version FROM meta")
         version = row[0] if row else None

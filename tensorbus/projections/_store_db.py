@@ -16,6 +16,7 @@ from tensorbus.errors import (
     CorruptError,
     DeadlineExceededError,
     InvalidArgumentError,
+    NotFoundError,
     OutOfSpaceError,
     TensorbusError,
     UnavailableError,
@@ -27,6 +28,8 @@ _FULL: Final = re.compile(r"No space left|File too large|[Dd]isk quota|Out of Me
 _BROKEN: Final = re.compile(
     r"not a valid DuckDB|[Cc]orrupt|checksum|version number|[Dd]eserializ|replaying WAL", re.ASCII
 )
+_MAGIC: Final = b"DUCK"
+_MAGIC_AT: Final = 8
 _LOCKED: Final = re.compile(r"Could not set lock on file.*?held in (.*?)\.? See", re.ASCII | re.DOTALL)
 
 
@@ -52,6 +55,23 @@ def connect(path: Path, *, memory_bytes: int, threads: int | None) -> duckdb.Duc
         conn.execute("SET enable_external_access = false")
         conn.execute("SET lock_configuration = true")
         return conn
+
+
+def check_database(path: Path) -> None:
+    """See that a file is there and is a DuckDB database, before DuckDB would make one of it.
+
+    Raises:
+        NotFoundError: If there is no file; InvalidArgumentError: If it is something else.
+    """
+    try:
+        with path.open("rb") as file:
+            head = file.read(_MAGIC_AT + len(_MAGIC))
+    except FileNotFoundError as exc:
+        raise NotFoundError(f"there is no file {path}", path=str(path)) from exc
+    except OSError as exc:
+        raise InvalidArgumentError(f"{path} cannot be read: {exc.strerror or exc}", path=str(path)) from exc
+    if head[_MAGIC_AT:] != _MAGIC:
+        raise InvalidArgumentError(f"{path} is no DuckDB database", path=str(path))
 
 
 def one(cursor: duckdb.DuckDBPyConnection, sql: str, params: Params | None = None) -> tuple[Any, ...] | None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from datetime import UTC
 from typing import Final, Literal
 
 import duckdb
@@ -51,10 +52,13 @@ class TimeTravel:
     def __init__(self, store: GlobalStore) -> None:
         self._store = store
 
-    def beginning(self) -> int:
-        """The first position that can be asked for; 0 in an empty store. Before it only 0, the empty log, is known."""
+    def bounds(self) -> tuple[int, int]:
+        """The first and the last position that can be asked for; 0 in an empty store.
+
+        Before the first only 0, the empty log, is known.
+        """
         with self._store.reading() as cursor:
-            return _bounds(cursor)[0]
+            return _bounds(cursor)
 
     def state_at(self, seq: int, *, tables: Iterable[str] | None = None) -> dict[str, pa.Table]:
         """The rows that held after the fact at ``seq``, by table.
@@ -82,8 +86,11 @@ class TimeTravel:
             row = one(cursor, "SELECT max(seq) FROM facts WHERE time_ns <= ?", [time_ns])
             if row and row[0] is not None:
                 return int(row[0])
-            first, _ = _bounds(cursor)
-        raise NotFoundError(f"history begins at {first}, after that time", first=first, time_ns=time_ns)
+            first, last = _bounds(cursor)
+            begun = one(cursor, "SELECT time FROM facts ORDER BY seq LIMIT 1")
+        since = f" on {begun[0].astimezone(UTC):%Y-%m-%dT%H:%M:%SZ}" if begun else ""
+        what = f"that time is before history, which goes from {first}{since} to {last}"
+        raise NotFoundError(what, first=first, last=last, time_ns=time_ns)
 
     def diff(self, from_seq: int, to_seq: int) -> dict[str, Difference]:
         """What differs between two positions, by table. Costs as much as what changed, but for one look at each table.
@@ -153,9 +160,11 @@ def _check(cursor: duckdb.DuckDBPyConnection, seq: int) -> None:
     first, position = _bounds(cursor)
     whole = one(cursor, "SELECT first = 0 FROM meta")
     if seq < first and not (seq == 0 and whole and whole[0]):
-        raise NotFoundError(f"history begins at {first}, after {seq}", first=first, seq=seq)
+        what = f"position {seq} is before history, which goes from {first} to {position}"
+        raise NotFoundError(what, first=first, last=position, seq=seq)
     if seq > position:
-        raise UnavailableError(f"the store has read up to {position}, not to {seq}", position=position, seq=seq)
+        what = f"the store has read history from {first} to {position}, not to {seq}"
+        raise UnavailableError(what, first=first, position=position, seq=seq)
 
 
 # -- differences -----------------------------------------------------------------------------------------------------

@@ -544,7 +544,7 @@ class BusContract:
             with pytest.raises(InvalidArgumentError, match="a question"):
                 await bus.ask(subject, bytes(most + 1), deadline=soon())
 
-    async def test_too_many_questions_are_refused(self, backend: Backend) -> None:
+    async def test_too_many_questions_wait_for_their_turn_until_their_deadline(self, backend: Backend) -> None:
         bus, other = await backend.connect(), await backend.connect()
         subject, go = bus.subjects.rpc("busy"), asyncio.Event()
 
@@ -555,10 +555,14 @@ class BusContract:
         async with other.answer(subject, wait, queue="q"), asyncio.TaskGroup() as group:
             asking = [group.create_task(bus.ask(subject, b"?", deadline=soon())) for _ in range(16)]
             await asyncio.sleep(0.1)
-            with pytest.raises(OutOfSpaceError):
-                await bus.ask(subject, b"?", deadline=soon())
+            with pytest.raises(OutOfSpaceError, match="ask again later") as caught:
+                await bus.ask(subject, b"?", deadline=Deadline(0.3))
+            assert subject not in str(caught.value)
+            late = [group.create_task(bus.ask(subject, b"late", deadline=soon())) for _ in range(20)]
+            await asyncio.sleep(0.1)
             go.set()
             assert [await one for one in asking] == [b"?"] * 16
+            assert [await one for one in late] == [b"late"] * 20
             assert await bus.ask(subject, b"again", deadline=soon()) == b"again"
 
     async def test_a_long_answer_is_waited_for_and_asked_for_once(self, backend: Backend) -> None:

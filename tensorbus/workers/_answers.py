@@ -13,7 +13,7 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
-from typing import Annotated, Any, Final, Literal, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -23,6 +23,9 @@ from tensorbus.projections import describe
 from tensorbus.workers._answer_rows import Rows, diff_rows, fact_rows, pieces, state_rows, status_rows, table_rows
 from tensorbus.workers._core import Core
 from tensorbus.workers._projector import Projector
+
+if TYPE_CHECKING:
+    from tensorbus.projections import TimeTravel
 
 log = logging.getLogger("tensorbus.workers")
 
@@ -238,7 +241,9 @@ class Answers:
             return
         last = await self._core.bus.last_seq(deadline=deadline)
         if at_least > last:
-            raise InvalidArgumentError(f"position {at_least} is beyond the log, which ends at {last}", last=last)
+            first, _ = await self._in_thread(self._opening, self._travel().bounds)
+            what = f"position {at_least} is beyond the log, whose history goes from {first} to {last}"
+            raise InvalidArgumentError(what, first=first, last=last)
         await self._projector.reached(at_least, deadline=deadline)
 
     def _rows(self, asked: Question) -> Rows:
@@ -271,11 +276,14 @@ class Answers:
         if moment is None or (moment.seq is None and moment.time_ns is None):
             return None
         if moment.seq is None:
-            from tensorbus.projections import TimeTravel
-
             assert moment.time_ns is not None
-            return TimeTravel(self._projector.store).seq_at(moment.time_ns)
+            return self._travel().seq_at(moment.time_ns)
         return min(moment.seq, self._projector.position)  # it was waited for: what lies between is no fact
+
+    def _travel(self) -> TimeTravel:
+        from tensorbus.projections import TimeTravel
+
+        return TimeTravel(self._projector.store)
 
     async def _in_thread(self, threads: ThreadPoolExecutor, work: Callable[[], T]) -> T:
         try:

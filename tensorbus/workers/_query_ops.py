@@ -32,6 +32,9 @@ if TYPE_CHECKING:
 ROLE: Final = "store"
 ANY_STORE: Final = "query"
 CURSORS_MAX: Final = 16
+PLACE_S: Final = 2.0
+"""How long a question waits for a place among its connection's answers, most of which are read at once."""
+LOOK_S: Final = 0.02
 CLOSE_S: Final = 2.0
 PATIENCE_S: Final = 5.0
 """How long to wait for a store that runs and may not answer yet."""
@@ -101,8 +104,7 @@ class QueryOps:
                 "SQL sees every tenant and is not allowed through this gateway: ask on a worker's host, or have the "
                 "operator set gateway_sql; state, diff, history and why are allowed"
             )
-        if len(caller.queries) >= CURSORS_MAX:
-            raise OutOfSpaceError(f"this connection reads {CURSORS_MAX} answers already; close one")
+        await self._place(caller, request.deadline)
         question = _question(asked, caller.tenant, request.deadline)
         number = next(self._numbers)
         caller.queries[number] = None  # its place is taken while the store works
@@ -117,6 +119,19 @@ class QueryOps:
                 caller.queries.pop(number, None)
         cursor = number if goes_on else None
         return Reply({**line, "cursor": cursor}, body=body, undo=lambda: self._drop(caller, number))
+
+    async def _place(self, caller: Caller, deadline: Deadline) -> None:
+        """Wait a little for one of the answers that the connection reads to come to its end.
+
+        Raises:
+            OutOfSpaceError: If none does.
+        """
+        left_s = deadline.left()
+        patience = Deadline(PLACE_S if left_s is None else min(PLACE_S, left_s))
+        while len(caller.queries) >= CURSORS_MAX:
+            if not patience.left():
+                raise OutOfSpaceError(f"this connection reads {CURSORS_MAX} answers already; close one")
+            await asyncio.sleep(LOOK_S)
 
     async def next(self, caller: Caller, request: Request) -> Reply:
         asked = parse(QueryNext, request.args, op="query_next")

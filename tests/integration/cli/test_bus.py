@@ -15,6 +15,7 @@ from tensorbus.bus import EmbeddedServer
 from tensorbus.cli._app import run
 from tensorbus.testing._nats_cluster import NatsCluster
 from tensorbus.testing._processes import Processes, wait_until
+from tensorbus.transport import locked
 
 pytestmark = pytest.mark.integration
 
@@ -111,8 +112,8 @@ def test_grants_are_printed_or_made_with_keys(tb: Tb, home: Path) -> None:
     assert user["nkey"] is None
     assert "tb.ev.replica.*.W1" in str(user["permissions"])
     keys = home / "keys"
-    made = tb("grants", "basic:W1", "gateway+store:g1", "caller:c1", "admin:ops", "--generate", keys)
-    assert made.code == 0
+    everybody = ("basic:W1", "gateway+store:g1", "caller:c1", "admin:ops")
+    assert tb("grants", *everybody, "--generate", keys).code == 0
     seeds = {name: (keys / f"{name}.nk").read_text() for name in ("W1", "g1", "c1", "ops")}
     assert all(text.startswith("SU") for text in seeds.values())
     assert all(stat.S_IMODE((keys / f"{name}.nk").stat().st_mode) == 0o600 for name in seeds)
@@ -120,8 +121,20 @@ def test_grants_are_printed_or_made_with_keys(tb: Tb, home: Path) -> None:
     assert (keys / "W1.nk").read_text() == seeds["W1"]
     assert [line["name"] for line in again.lines] == ["W1", "g1"]
     assert json.loads((keys / "users.json").read_text()) == again.lines
-    with EmbeddedServer(home / "nats", extra='include "../keys/users.conf"\n'):
-        pass
+    assert tb("grants", *everybody, "--generate", keys).code == 0
+    with EmbeddedServer(home / "nats", extra='include "../keys/users.conf"\n') as server:
+        url = ("--nats-url", server.url)
+        assert tb("init", *url, "--nats-user", "ops", "--nats-nkey-seed", keys / "ops.nk").code == 0
+        as_worker = ("--nats-user", "W1", "--nats-nkey-seed", keys / "W1.nk")
+        own = tb("check", *url, *as_worker, "--as", "basic:W1", "--json")
+        assert [one["found"] for one in own.lines if one["check"] == "permissions"] == [
+            "basic:W1 may do all that its roles need"
+        ]
+        more = tb("check", *url, *as_worker, "--as", "basic+store:W1", "--json")
+        lacks = " ".join(str(one["found"]) for one in more.lines if one["state"] == "wrong")
+        assert (
+            more.code == 1 and "may not publish tb.ev.purge.*.W1" in lacks and "may not listen to tb.rpc.query" in lacks
+        )
 
 
 def test_a_home_moves_to_three_servers(tb: Tb, home: Path, cluster: NatsCluster) -> None:
@@ -132,7 +145,10 @@ def test_a_home_moves_to_three_servers(tb: Tb, home: Path, cluster: NatsCluster)
             (home / "bus.url").write_text(server.url)
             worker = owner.worker("basic", home=home, id="w1")
             running = tb("migrate", *three)
-            assert running.code == 5 and "w1" in running.err
+            assert running.code == 5 and "w1" in running.err and "tensorbus up" not in running.err
+            with locked(home / "run" / "up.lock", what="as `tensorbus up` does"):
+                running = tb("migrate", *three)
+            assert running.code == 5 and "stop it first, and `bus migrate` starts the home's server" in running.err
             assert worker.stop() == 0
         (home / "bus.url").unlink()
         wait_until(lambda: not (home / "nats" / "pid").exists(), what="the end of the server")

@@ -153,6 +153,14 @@ def test_the_stores_and_the_archive_as_they_are(call: Tb, told: Told, place: Pla
     text = call("store", "status").out
     assert "s1" in text
     assert "log kept by  s1, token " in text
+    for more in ([], ["--alone"]):
+        absent = call("archive", "verify", "--url", tmp_path / "nonexist", *more)
+        assert absent.code == 3
+        assert "there is no archive of the log" in absent.err and "nonexist" in absent.err
+    beyond = call("state", "--at", 2**62)
+    assert beyond.code == 2 and "whose history goes from " in beyond.err
+    early = call("state", "--at", "1971-01-01T00:00:00Z")
+    assert early.code == 3 and "before history, which goes from " in early.err
     for alone in ([], ["--alone"]):
         (found,) = call("archive", "verify", *alone, "--json").lines
         assert (found["problems"], found["files"] > 0, found["facts"] > 4) == ([], True, True)

@@ -6,7 +6,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tensorbus.bus import NatsAuth, Role, User, grants, new_seed, parse_user, public_key, users_config, users_json
+from tensorbus.bus import (
+    NatsAuth,
+    Role,
+    User,
+    grants,
+    lacking,
+    new_seed,
+    parse_user,
+    public_key,
+    users_config,
+    users_json,
+)
 from tensorbus.bus._auth import inbox_prefix
 from tensorbus.config import Settings
 from tensorbus.errors import InvalidArgumentError
@@ -81,3 +92,42 @@ def test_the_homes_own_server_knows_no_users() -> None:
     assert NatsAuth.of(Settings.model_validate(files)) == NatsAuth()
     auth = NatsAuth.of(Settings.model_validate({**files, "nats_url": "nats://h:1"}))
     assert auth.encrypts and str(auth.nkey_seed) == "/k"
+
+
+@pytest.mark.parametrize(
+    ("needed", "allowed", "denied", "lacks"),
+    [
+        ("tb.ev.key.*.w1", None, (), False),
+        ("tb.ev.key.*.w1", (), (), True),
+        ("tb.ev.key.*.w1", ("tb.ev.key.*.w1",), (), False),
+        ("tb.ev.key.*.w1", ("tb.ev.>",), (), False),
+        ("tb.ev.key.*.w1", (">",), (), False),
+        ("tb.ev.key.*.w1", ("tb.ev.*.*.*",), (), False),
+        ("tb.ev.key.*.w1", ("tb.ev.key.*.w2",), (), True),
+        ("tb.ev.key.*.w1", ("tb.ev.key.abc.w1",), (), True),
+        ("tb.ev.key.*.w1", ("tb.ev.key.*",), (), True),
+        ("tb.rpc.>", ("tb.rpc.*",), (), True),
+        ("tb.rpc.>", ("tb.rpc.>",), (), False),
+        ("tb.rpc.>", ("tb.>",), (), False),
+        ("tb.rpc.query", ("tb.rpc.query.>",), (), True),
+        ("tb.ev.key.*.w1", (">",), ("tb.ev.key.>",), True),
+        ("tb.ev.key.*.w1", None, ("*.*.key.abc.w1",), True),
+        ("tb.ev.key.*.w1", (">",), ("tb.ev.key.*.w2",), False),
+        ("tb.rpc.>", (">",), ("tb.rpc.op.w1",), True),
+        ("tb.rpc.query", (">",), ("tb.rpc",), False),
+    ],
+)
+def test_what_somebody_lacks(
+    needed: str, allowed: tuple[str, ...] | None, denied: tuple[str, ...], lacks: bool
+) -> None:
+    assert lacking([needed], allowed=allowed, denied=denied) == ((needed,) if lacks else ())
+
+
+@pytest.mark.parametrize("role", Role)
+def test_who_has_what_a_role_is_given_lacks_nothing_of_it(role: Role) -> None:
+    has = grants([role], "w1", subjects=Subjects())
+    assert lacking(has.publish_allow, allowed=has.publish_allow) == ()
+    other = grants([role], "w2", subjects=Subjects())
+    own = lacking(has.publish_allow, allowed=other.publish_allow)
+    assert all(".w1" in subject for subject in own)
+    assert bool(own) == (role not in (Role.CALLER, Role.ADMIN))

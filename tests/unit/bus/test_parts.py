@@ -67,6 +67,7 @@ def test_the_public_names() -> None:
         "get_blob",
         "grants",
         "health_of",
+        "lacking",
         "migrate",
         "monitor_of",
         "monitored",

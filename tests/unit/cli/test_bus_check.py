@@ -6,10 +6,11 @@ from dataclasses import replace
 
 import pytest
 
-from tensorbus.bus import BusReport, Monitored, StreamCopy, StreamReport, UserReport
-from tensorbus.cli._bus_check import verdicts_on, verdicts_on_disk
+from tensorbus.bus import BusReport, Monitored, Role, StreamCopy, StreamReport, UserReport, grants, parse_user
+from tensorbus.cli._bus_check import verdicts_on, verdicts_on_disk, verdicts_on_rights
 from tensorbus.cli._verdict import State, Verdict
 from tensorbus.config import Settings
+from tensorbus.events import Subjects
 
 COPY = StreamCopy(server="n1", current=True, offline=False, lag=0)
 STREAM = StreamReport(
@@ -90,3 +91,32 @@ def test_a_single_server_that_does_not_sync_is_noted() -> None:
     assert all(verdict.state is State.OK for verdict in verdicts_on_disk(lazy, replicated=True))
     short = list(verdicts_on_disk(replace(DISK, free_bytes=3), replicated=False))
     assert "less than" in short[-1].found
+
+
+def rights(seen: UserReport | None, whose: str = "store:s1") -> list[Verdict]:
+    return list(verdicts_on_rights(replace(REPORT, user=seen), parse_user(whose), Settings()))
+
+
+def test_each_permission_that_a_role_lacks_is_said() -> None:
+    given = grants([Role.STORE], "s1", subjects=Subjects())
+    full = UserReport(
+        user="U", account="$G", publish_allow=given.publish_allow, subscribe_allow=given.subscribe_allow, answers=True
+    )
+    assert [one.state for one in rights(full)] == [State.OK]
+    assert [one.state for one in rights(replace(full, publish_allow=None, subscribe_allow=None))] == [State.OK]
+    assert rights(None) == []
+    told = rights(
+        replace(
+            full,
+            publish_allow=tuple(one for one in given.publish_allow if "PURGE.TB" not in one),
+            subscribe_deny=("tb.rpc.query",),
+            answers=False,
+        )
+    )
+    assert [one.found for one in told] == [
+        "store:s1 may not publish $JS.API.STREAM.PURGE.TB",
+        "store:s1 may not publish $JS.API.STREAM.PURGE.TB_PAGES",
+        "store:s1 may not listen to tb.rpc.query",
+        "store:s1 may not answer questions (allow_responses)",
+    ]
+    assert all("bus grants store:s1" in one.advice for one in told)

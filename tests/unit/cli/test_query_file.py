@@ -6,6 +6,7 @@ import io
 import json
 from pathlib import Path
 
+import duckdb
 import pyarrow as pa
 import pytest
 
@@ -74,3 +75,21 @@ def test_a_file_that_is_not_there_is_not_made(tmp_path: Path, db: Path) -> None:
     assert run(["query", "SELECT 1", "--db", str(tmp_path / "none.duckdb")]) == 3
     assert not list(tmp_path.iterdir())
     assert run(["query", "SELECT 1", "--db", str(db), "--subject-prefix", "other"]) == 5
+
+
+def test_a_file_that_is_no_store_is_said_to_be_none_and_stays_as_it_is(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text, empty, other = tmp_path / "notes.txt", tmp_path / "empty.duckdb", tmp_path / "other.duckdb"
+    text.write_text("nothing of the kind\n" * 1000)
+    empty.touch()
+    with duckdb.connect(str(other)) as made:
+        made.execute("CREATE TABLE mine AS SELECT 1 AS n")
+    for path, words in ((text, "no DuckDB database"), (empty, "no DuckDB database"), (other, "no store")):
+        before = path.read_bytes()
+        assert run(["query", "SELECT 1", "--db", str(path)]) == 2
+        told = capsys.readouterr().err
+        assert words in told and str(path) in told
+        assert path.read_bytes() == before
+    assert run(["query", "SELECT 1", "--db", str(tmp_path)]) == 2
+    assert run(["query", "SELECT 1", "--db", str(tmp_path / "missing")]) == 3

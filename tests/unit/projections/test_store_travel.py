@@ -76,15 +76,15 @@ def test_before_the_beginning_the_error_names_the_first_position(store: GlobalSt
     store.begin(feed.state, log.messages[4].headers.event_id)
     store.apply(feed.take(log.messages[5:]))
     past = TimeTravel(store)
-    assert past.beginning() == 5
+    assert past.bounds() == (5, log.messages[-1].seq)
     assert at(past, 5) == expected(h.fold(log.messages[:5]))
     for question in (lambda: past.state_at(4), lambda: past.state_at(0), lambda: past.diff(3, 7)):
-        with pytest.raises(NotFoundError, match="begins at 5") as caught:
+        with pytest.raises(NotFoundError, match=f"from 5 to {log.messages[-1].seq}") as caught:
             question()
         assert caught.value.details["first"] == 5
     with pytest.raises(NotFoundError) as caught:
         past.seq_at(log.messages[3].time_ns)
-    assert caught.value.details["first"] == 5
+    assert (caught.value.details["first"], caught.value.details["last"]) == (5, log.messages[-1].seq)
 
 
 def test_a_log_known_from_its_start_begins_empty(store: GlobalStore) -> None:
@@ -92,9 +92,9 @@ def test_a_log_known_from_its_start_begins_empty(store: GlobalStore) -> None:
     log.open()
     log.messages = [message._replace(seq=100 + message.seq) for message in log.messages]
     past = TimeTravel(fill(store, log))
-    assert past.beginning() == 101
+    assert past.bounds() == (101, 101)
     assert not any(at(past, 0).values())
-    with pytest.raises(NotFoundError, match="begins at 101"):
+    with pytest.raises(NotFoundError, match="from 101 to 101"):
         past.state_at(50)
 
 
@@ -102,7 +102,7 @@ def test_beyond_the_position_nothing_is_known_yet(past: TimeTravel) -> None:
     last = small_log().messages[-1].seq
     past.state_at(last)
     for question in (lambda: past.state_at(last + 1), lambda: past.diff(1, last + 1)):
-        with pytest.raises(UnavailableError, match=f"up to {last}"):
+        with pytest.raises(UnavailableError, match=f"from 1 to {last}"):
             question()
     with pytest.raises(InvalidArgumentError):
         past.diff(5, 4)
@@ -110,7 +110,7 @@ def test_beyond_the_position_nothing_is_known_yet(past: TimeTravel) -> None:
 
 def test_a_time_is_the_last_fact_up_to_it(past: TimeTravel) -> None:
     assert [past.seq_at(time_ns) for time_ns in (1_000, 2_999, 3_000, 10**18)] == [1, 2, 3, small_log().state.seq]
-    with pytest.raises(NotFoundError, match="begins at 1"):
+    with pytest.raises(NotFoundError, match="from 1 on 1970-01-01T00:00:00Z to "):
         past.seq_at(999)
 
 

@@ -138,8 +138,11 @@ async def test_a_connection_has_a_bounded_number_of_answers() -> None:
         await asyncio.gather(*(at.open() for _ in range(CURSORS_MAX)))
         with pytest.raises(OutOfSpaceError, match="close one"):
             await at.open()
+        late = asyncio.create_task(at.open())
+        await asyncio.sleep(0.05)
+        assert not late.done()
         await at.ask("query_close", cursor=1)
-        await at.open()
+        assert (await late).data["done"] is False
 
 
 async def test_answers_in_one_piece_and_failed_ones_take_no_place() -> None:
