@@ -28,6 +28,7 @@ from tensorbus.ids import RANDOM_PREFIX
 from tensorbus.lifecycle import Artifact, CallerLease, Directory, Key, rules
 from tensorbus.model import Manifest
 from tensorbus.workers._core import Core, off_loop
+from tensorbus.workers._disk import DiskTier
 from tensorbus.workers._leases import Leases
 from tensorbus.workers._puts import digest_held, known_outcome
 from tensorbus.workers._store import Held, Store, Where
@@ -111,22 +112,25 @@ class Announcer:
         told: How many artifacts were said again so far.
     """
 
-    def __init__(self, core: Core, store: Store, leases: Leases) -> None:
+    def __init__(self, core: Core, store: Store, leases: Leases, disk: DiskTier | None = None) -> None:
         self._core = core
         self._store = store
+        self._disk = disk
         self._leases = leases
         self._past: dict[Where, Past] = {}
         self.told = 0
 
     async def capture(self, old: Directory, loss: Loss) -> None:
         """Keep what the state before a loss says of what is held here. The bytes go on being served."""
-        for n, held in enumerate(self._store.all()):
+        spilled = () if self._disk is None else self._disk.artifacts()
+        for n, where in enumerate(dict.fromkeys((*(held.where for held in self._store.all()), *spilled))):
             if n % CAPTURED_AT_ONCE == 0:
                 await asyncio.sleep(0)
-            before, record = self._past.get(held.where), old.artifacts.get(held.where)
+            before, record, held = self._past.get(where), old.artifacts.get(where), self._store.get(*where)
             if before is not None or (record is not None and record.live):
-                held.settling = True
-                self._past[held.where] = Past.of(record, loss, before)
+                if held is not None:
+                    held.settling = True
+                self._past[where] = Past.of(record, loss, before)
 
     async def announce(self) -> None:
         """Say all that was kept, a few artifacts at a time.
@@ -174,38 +178,49 @@ class Announcer:
     # -- one artifact -------------------------------------------------------------------------------------------------
 
     async def _one(self, where: Where, past: Past) -> None:
-        if await self._hold(where, past):
-            await self._name(where, past)
+        held = await self._hold(where, past)
+        if held is not None:
+            await self._name(held, past)
 
-    async def _hold(self, where: Where, past: Past) -> bool:
+    async def _at_hand(self, where: Where, past: Past) -> Held | None:
+        """What is held in memory, else what is on disk only, which has no parts."""
+        held = self._store.get(*where)
+        if held is not None or self._disk is None:
+            return held if held is not None and held.valid else None
+        return await self._disk.described(past.record)
+
+    async def _hold(self, where: Where, past: Past) -> Held | None:
         """Have the log say that the bytes are here, or give them up, if they are no artifact's any more."""
-        while (held := self._store.get(*where)) is not None and held.valid:
-            if not held.settling:
-                return True  # put again meanwhile
+        while (held := await self._at_hand(where, past)) is not None:
+            if held.parts and not held.settling:
+                return held  # put again meanwhile
             digest = await self._digest(held, past)
             now = self._core.state.artifacts.get(where)
             found = fate(past.record, now, digest)
             if found is Fate.TAKEN and now is not None and now.live and now.digest is None:
                 await asyncio.sleep(LOOK_AGAIN_S)  # whose bytes these are is known with its digest
             elif found in (Fate.TAKEN, Fate.ENDED):
-                return self._give_up(held, str(found))
+                self._give_up(held, str(found))
+                return None
             elif found is Fate.UNKNOWN:
                 await self._bear(held, past, digest)
             elif now is not None and await self._has_replica(held, now):
+                if self._disk is not None:  # before memory may rely on it
+                    await self._disk.tell(where)
                 held.life, held.settling = now.born, False
                 self.told += 1
-                return True
-        return False
+                return held
+        return None
 
-    def _give_up(self, held: Held, why: str) -> bool:
+    def _give_up(self, held: Held, why: str) -> None:
+        """What is on disk is the disk tier's to give up, which looks at its files after each loss."""
         log.warning("what was held is given up: artifact=%s its id is %s", held.artifact, why)
         self._leases.forget_artifact(*held.where)
         self._store.drop(*held.where)
-        return False
 
     async def _digest(self, held: Held, past: Past) -> str | None:
         """The digest of bytes that the worker owns; a caller may still write to what it registered."""
-        if held.lease is None and not held.manifest.digested:
+        if held.parts and held.lease is None and not held.manifest.digested:
             held.manifest = await asyncio.to_thread(digest_held, held)
         if past.record.digest is not None or not held.manifest.digested:
             return past.record.digest
@@ -259,8 +274,8 @@ class Announcer:
 
     async def _has_replica(self, held: Held, now: Artifact) -> bool:
         """Whether the log has our copy; else it is said, and to be looked at again."""
-        me = self._core.me
-        if any((r.worker, r.incarnation, r.view) == (me.worker, me.incarnation, None) for r in now.replicas.values()):
+        me, tier = (self._core.me.worker, self._core.me.incarnation), held.tier
+        if any((r.worker, r.incarnation, r.view, r.tier) == (*me, None, tier) for r in now.replicas.values()):
             return True
         if held.lease is not None:
             # Another's copy was first, so that the caller's memory is no replica of it: a registration cannot join.
@@ -279,11 +294,8 @@ class Announcer:
 
     # -- its names, views and leases ----------------------------------------------------------------------------------
 
-    async def _name(self, where: Where, past: Past) -> None:
-        tenant, artifact = where
-        held = self._store.get(*where)
-        if held is None:
-            return
+    async def _name(self, held: Held, past: Past) -> None:
+        where = tenant, artifact = held.where
         await self._say_digest(held, past)
         for view, definition in past.record.views.items():
             define = partial(rules.define_view, tenant=tenant, artifact=artifact, view=view, definition=definition)

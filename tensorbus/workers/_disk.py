@@ -92,6 +92,10 @@ class DiskTier:
     def get(self, where: Where) -> Spill | None:
         return self._spills.get(where)
 
+    def artifacts(self) -> list[Where]:
+        """Of which artifacts there are files."""
+        return list(self._spills)
+
     def holds(self, where: Where) -> bool:
         """Whether a replica that the log tells of is on this disk, or its end is being said, as far as is known."""
         return where in self._spills or where in self._going or not self._attached.is_set()
@@ -180,6 +184,13 @@ class DiskTier:
             for _ in range(TOLD_AT_ONCE):
                 group.create_task(some(), name="tell of spill files")
         await self._disown_missing()
+
+    async def tell(self, where: Where) -> None:
+        """Say a file, if there is one of the artifact and the log does not have it."""
+        spill = self._spills.get(where)
+        if spill is not None:
+            with suppress(ConflictError):
+                await self._one(where, spill)
 
     async def _one(self, where: Where, spill: Spill) -> None:
         state = self._core.state
@@ -399,11 +410,19 @@ class DiskTier:
             NotFoundError: If it is not there; CorruptError, UnavailableError: As :meth:`verify`.
         """
         spill = self._spills.get(record.where)
-        if spill is None:
-            raise NotFoundError(f"{record.artifact!r} is not on the disk of worker {self._core.me.worker}")
         await self.verify(record.where)
+        held = await self.described(record)
+        if spill is None or held is None:
+            raise NotFoundError(f"{record.artifact!r} is not on the disk of worker {self._core.me.worker}")
+        return spill, held
+
+    async def described(self, record: Artifact) -> Held | None:
+        """What a file holds, without its bytes; ``None`` if there is none of it."""
+        spill = self._spills.get(record.where)
+        if spill is None:
+            return None
         manifest, layout = await self._tables(spill, record)
-        return spill, Held(record.tenant, record.artifact, (), layout, manifest)
+        return Held(record.tenant, record.artifact, (), layout, manifest, tier=Tier.DISK)
 
     async def _tables(self, spill: Spill, record: Artifact) -> tuple[Manifest, Layout]:
         header = spill.header

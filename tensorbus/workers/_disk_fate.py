@@ -6,6 +6,7 @@ from enum import StrEnum
 
 from tensorbus.errors import CorruptError
 from tensorbus.events import Tier
+from tensorbus.ids import RANDOM_PREFIX
 from tensorbus.lifecycle import Artifact, Replica
 from tensorbus.model import Manifest
 from tensorbus.transport._spill import Spill, SpillHeader
@@ -31,7 +32,9 @@ def fate(header: SpillHeader, digest: str | None, record: Artifact | None, *, fo
         return Fate.OVER if header.born <= forgotten else Fate.UNKNOWN
     same_life = (record.born, record.born_ns) == (header.born, header.born_ns)
     if record.live:
-        return Fate.LIVES if same_life or (digest is not None and digest == record.digest) else Fate.OVER
+        # An id made at random names the same bytes also when the log, having lost it, was told of it again.
+        same_bytes = record.artifact.startswith(RANDOM_PREFIX) or (digest is not None and digest == record.digest)
+        return Fate.LIVES if same_life or same_bytes else Fate.OVER
     # One that ended before the file's was born is an older life: the log has lost its tail.
     return Fate.UNKNOWN if record.born_ns < header.born_ns else Fate.OVER
 

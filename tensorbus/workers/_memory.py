@@ -70,7 +70,7 @@ class MemoryRole:
         )
         core.disk_stats = self.disk.stats if settings.disk_bytes else None
         self.operations = Operations(core, self._executors())
-        self.announcer = Announcer(core, self.store, self.leases)
+        self.announcer = Announcer(core, self.store, self.leases, self.disk)
         self.bulk = BulkSide(core, self.store, self.puts, self.fetches, tiers=self.tiers, disk=self.disk)
         self.address = ""
 

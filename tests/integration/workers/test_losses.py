@@ -167,6 +167,22 @@ async def test_a_tail_that_was_lost_is_said_again(field: Field) -> None:
         assert len(await field.truncations()) == 1
 
 
+async def test_what_is_on_disk_only_is_said_again_too(field: Field) -> None:
+    big = {f"big/{n}": {"w": noise(("big", n), 3 << 20)} for n in range(6)}
+    one, two = field.worker("basic", "w1", pool_bytes="8MiB", disk_bytes="64MiB"), field.worker("basic,gateway", "w2")
+    async with callers(one, two) as (here, there):
+        copy = field.keep()
+        await put_all(here, dict(list(big.items())[:3]))
+        await put_all(here, dict(list(big.items())[3:]), digest=False, disk="must")
+        tiers = [[replica["tier"] for replica in (await here.resolve(key))["replicas"]] for key in big]
+        assert tiers.count(["disk"]) >= 3
+        field.set_back(copy)
+        await settled(here, there)
+        await has(here, big)
+        await has(there, big)
+        assert (await here.stats())["directory"]["orphans"] == 0
+
+
 async def test_a_log_that_was_made_anew_gets_all_that_is_held(field: Field) -> None:
     one, two = field.worker("basic", "w1"), field.worker("basic,gateway", "w2")
     async with callers(one, two) as (here, there):
