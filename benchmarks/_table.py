@@ -13,7 +13,7 @@ import statistics
 import subprocess
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal
@@ -82,6 +82,28 @@ def compare(
         met=None if target is None or ratio is None else ratio >= target,
         note=note or (f"{against} absent" if against_value is None else ""),
     )
+
+
+def repeated(
+    bench: str,
+    case: str,
+    ours: Sequence[float],
+    unit: str,
+    *,
+    against: str,
+    theirs: float | None,
+    better: Literal["lower", "higher"],
+    target: float | None = None,
+    scale: float = 1.0,
+) -> Row:
+    """The row of a number of repeats, in ``unit`` once multiplied by ``scale``; a target without a ratio is missed."""
+    middle = median_of(ours)
+    row = compare(
+        bench, case, None if middle is None else middle * scale, unit, against=against,
+        against_value=None if theirs is None else theirs * scale, better=better, target=target,
+        spread=spread(ours, scale=scale),
+    )  # fmt: skip
+    return replace(row, met=False) if target is not None and row.ratio is None else row
 
 
 def bounded(

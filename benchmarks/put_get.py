@@ -13,7 +13,6 @@ import os
 import sys
 import tempfile
 from collections import defaultdict
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -29,15 +28,14 @@ from benchmarks._table import (
     PEERS,
     Options,
     Row,
-    compare,
     find,
     median_of,
     parse_options,
     peer_python,
+    repeated,
     run_peer,
     show,
     size,
-    spread,
 )
 from benchmarks.peers.__main__ import install
 from benchmarks.peers._common import touched
@@ -179,13 +177,7 @@ def _rows_of(runs: Runs, nbytes: int) -> list[Row]:
 
 
 def _row(case: str, ours: list[float], against: str, theirs: float | None, target: float | None) -> Row:
-    mine = median_of(ours)
-    row = compare(
-        BENCH, case, None if mine is None else mine * MS, "ms", against=against,
-        against_value=None if theirs is None else theirs * MS, better="lower", target=target,
-        spread=spread(ours, scale=MS),
-    )  # fmt: skip
-    return replace(row, met=False) if target is not None and row.ratio is None else row
+    return repeated(BENCH, case, ours, "ms", against=against, theirs=theirs, better="lower", target=target, scale=MS)
 
 
 def main() -> int:

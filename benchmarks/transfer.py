@@ -4,7 +4,8 @@ Against iperf3 with one stream, bare Python sockets, Mooncake's transfer engine 
 memory to warm memory through the server and client that workers use; checksums are XXH3-64 of each 4 MiB, checked where
 the bytes arrive. All take turns; values are medians, and a ratio above 1 is faster. A *get* begins with the id on
 a host whose worker does not have the artifact, and ends when a byte of every page was read. Paths are shaped by ``tc
-tbf`` in a network namespace, which needs root; without, their rows are absent.
+tbf`` in a network namespace, which needs root; without, their rows are absent. A *get on the host* begins with the id
+of an artifact of 64 tensors that was not read before, and ends with the first byte of each; beside Ray and Vineyard.
 """
 
 from __future__ import annotations
@@ -12,34 +13,33 @@ from __future__ import annotations
 import contextlib
 import json
 import shutil
-import statistics
 import subprocess
 import sys
 import time
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
-from typing import Any, Literal
+from typing import Any
 
 from benchmarks import _transfer_parts as parts
 from benchmarks._crew import READY_S, Crew, Player, crew
 from benchmarks._home import running_home
+from benchmarks._host_get import host_rows
 from benchmarks._lanes import lanes
 from benchmarks._table import (
     GIB,
+    KIB,
     MIB,
     PEERS,
     Options,
     Row,
-    compare,
     find,
     median_of,
     parse_options,
     peer_python,
+    repeated,
     run_peer,
     show,
     size,
-    spread,
 )
 from benchmarks.peers.__main__ import install
 from benchmarks.peers._common import touched, warm
@@ -155,7 +155,7 @@ def run_here(script: str, arguments: Sequence[str]) -> list[dict[str, Any]]:
 
 def loopback_rows(runs: Runs, nbytes: int) -> list[Row]:
     def row(case: str, key: str, against: str, theirs: float | None, target: float | None) -> Row:
-        return _row(f"{case}, {size(nbytes)}", runs.get((key, nbytes), []), against, theirs, target, unit="GB/s")
+        return _rate_row(f"{case}, {size(nbytes)}", runs.get((key, nbytes), []), against, theirs, target)
 
     def middle(key: str) -> float | None:
         return median_of(runs.get((key, nbytes), []))
@@ -166,9 +166,8 @@ def loopback_rows(runs: Runs, nbytes: int) -> list[Row]:
     rows = []
     for count in CONNECTIONS:
         name = f"{count} connection{'s' if count > 1 else ''}"
-        target = 0.9 if count == max(CONNECTIONS) else None
-        rows.append(row(f"{name}, checksums off", f"ours {count} False", "iperf3, one stream", stream, target))
-        rows.append(row(f"{name}, checksums on", f"ours {count} True", "min(iperf3, XXH3-64)", slower, target))
+        rows.append(row(f"{name}, checksums off", f"ours {count} False", "iperf3, one stream", stream, 0.9))
+        rows.append(row(f"{name}, checksums on", f"ours {count} True", "min(iperf3, XXH3-64)", slower, 0.9))
         bare = middle(f"sockets {count}")
         rows.append(row(f"{name}, checksums off", f"ours {count} False", "bare sockets", bare, None))
     for peer, target in (("mooncake", 1.5), ("gloo", 1.2)):
@@ -196,7 +195,7 @@ def shaped_rows(nbytes: int, rounds: int) -> list[Row]:
     one = median_of(rates["one", nbytes])
     lane = f"one lane of {LANE_MBIT} Mbit/s"
     return [
-        _row(f"{case}, {size(nbytes)}", rates[case, nbytes], lane, one, 1.85, unit="GB/s")
+        _rate_row(f"{case}, {size(nbytes)}", rates[case, nbytes], lane, one, 1.85)
         for case in ("two paths", "two sources")
     ]
 
@@ -243,28 +242,14 @@ def _ready(hired: Crew, part: Any, **arguments: object) -> Player:
 
 
 def _get_row(ours: list[float], theirs: list[float], nbytes: int) -> Row:
-    scaled, middle = [took * 1e3 for took in ours], median_of(theirs)
-    case = f"get from another host's worker, {size(nbytes)}"
-    against = None if middle is None else middle * 1e3
-    return _row(case, scaled, "mooncake store get", against, 1.5, unit="ms", better="lower")
-
-
-def _row(
-    case: str,
-    ours: list[float],
-    against: str,
-    theirs: float | None,
-    target: float | None,
-    *,
-    unit: str,
-    better: Literal["lower", "higher"] = "higher",
-) -> Row:
-    value = statistics.median(ours) if ours else None
-    row = compare(
-        BENCH, case, value, unit, against=against, against_value=theirs, better=better, target=target,
-        spread=spread(ours),
+    return repeated(
+        BENCH, f"get from another host's worker, {size(nbytes)}", ours, "ms", against="mooncake store get",
+        theirs=median_of(theirs), better="lower", target=1.5, scale=1e3,
     )  # fmt: skip
-    return replace(row, met=False) if target is not None and row.ratio is None else row
+
+
+def _rate_row(case: str, ours: list[float], against: str, theirs: float | None, target: float | None) -> Row:
+    return repeated(BENCH, case, ours, "GB/s", against=against, theirs=theirs, better="higher", target=target)
 
 
 def measure(options: Options) -> list[Row]:
@@ -272,13 +257,15 @@ def measure(options: Options) -> list[Row]:
     runs = loopback(sizes, rounds)
     rows = [row for nbytes in sizes for row in loopback_rows(runs, nbytes)]
     rows += get_rows([MIB, 16 * MIB], 1 if options.quick else rounds)
+    rows += host_rows([4 * KIB, MIB, 64 * MIB] if options.quick else [4 * KIB, MIB, 64 * MIB, GIB, 4 * GIB], rounds)
     return rows + shaped_rows(24 * MIB if options.quick else 64 * MIB, rounds)
 
 
 def main() -> int:
     options = parse_options(__doc__)
-    if peer_python("mooncake") is None:
-        print(f"mooncake: {install('mooncake', PEERS)}", file=sys.stderr)
+    for peer in ("mooncake", "ray", "vineyard"):
+        if peer_python(peer) is None:
+            print(f"{peer}: {install(peer, PEERS)}", file=sys.stderr)
     return show(measure(options), options)
 
 

@@ -29,6 +29,7 @@ class Peer:
 
 PEERS = {
     "ray": Peer(("ray==2.60.0", "numpy"), "ray"),
+    "vineyard": Peer(("vineyard==0.24.2", "vineyard-bdist==0.24.2", "pyarrow<18", "numpy<2"), "vineyard"),
     "mooncake": Peer(
         ("mooncake-transfer-engine-non-cuda==0.3.13.post1", "numpy"),
         "mooncake.store",

@@ -7,7 +7,7 @@ import contextlib
 import json
 import mmap
 import socket
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from importlib.metadata import version
 
 import numpy as np
@@ -39,6 +39,20 @@ def touch(array: Bytes) -> int:
 def touched(nbytes: int, value: int) -> int:
     """What :func:`touch` answers for memory filled with ``value``."""
     return -(-nbytes // PAGE) * value
+
+
+def overlapping(nbytes: int, tensors: int, value: int) -> list[Bytes]:
+    """Tensors of so many bytes together, all different, over memory of little more than one of them."""
+    each, step = nbytes // tensors, 64
+    memory = warm(each + tensors * step, value % 200)
+    for number in range(tensors):
+        memory[number * step] = (value + number) % 251
+    return [memory[number * step : number * step + each] for number in range(tensors)]
+
+
+def first_bytes(tensors: Iterable[Bytes]) -> int:
+    """Read the first byte of each; their sum."""
+    return sum(int(tensor.reshape(-1)[0]) for tensor in tensors)
 
 
 def emit(peer: str, package: str, *, case: str, nbytes: int, runs_s: list[float]) -> None:

@@ -18,11 +18,13 @@ from benchmarks._table import (
     number,
     parse_options,
     percentile,
+    repeated,
     run_peer,
     show,
     size,
     spread,
 )
+from benchmarks.peers._common import first_bytes, overlapping
 
 
 def test_a_ratio_above_one_is_better_whatever_the_unit() -> None:
@@ -35,6 +37,21 @@ def test_a_ratio_above_one_is_better_whatever_the_unit() -> None:
 def test_an_absent_peer_is_said_and_meets_nothing() -> None:
     row = compare("b", "get", 2.0, "ms", against="ray", against_value=None, better="lower", target=1)
     assert (row.ratio, row.met, row.note) == (None, None, "ray absent")
+
+
+def test_a_target_beside_an_absent_peer_is_missed() -> None:
+    row = repeated(
+        "b", "get", [0.002, 0.004, 0.003], "ms", against="ray", theirs=None, better="lower", target=1, scale=1e3
+    )
+    assert (row.value, row.ratio, row.met) == (3.0, None, False)
+    row = repeated("b", "get", [0.002], "ms", against="ray", theirs=0.004, better="lower", target=1, scale=1e3)
+    assert (row.ratio, row.met) == (2.0, True)
+
+
+def test_tensors_over_one_memory_differ_in_their_first_bytes() -> None:
+    tensors = overlapping(64 << 10, 16, value=9)
+    assert sum(tensor.nbytes for tensor in tensors) == 64 << 10
+    assert first_bytes(tensors) == sum(9 + number for number in range(16))
 
 
 def test_a_bound_is_met_at_the_bound() -> None:
