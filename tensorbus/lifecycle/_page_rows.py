@@ -1,4 +1,4 @@
-"""What is known of each copy of a page, a row each, in arrays that grow and are reused."""
+"""What is known of each copy of a page, a row of 64 bytes each, in an array that grows and is used anew."""
 
 from __future__ import annotations
 
@@ -10,22 +10,25 @@ import numpy.typing as npt
 from blake3 import blake3
 
 from tensorbus.errors import OutOfSpaceError
-from tensorbus.events import RECORD
+from tensorbus.events import RECORD, RECORD_BYTES, PageOp
+from tensorbus.lifecycle._page_buckets import NO_ROW, Rows
 
-EMPTY: Final = -1
-TOMBSTONE: Final = -2
-NO_ROW: Final = -1
-NUMBERS_MAX: Final = 1 << 16
-_ROWS_MIN: Final = 64
-_GROWTH: Final = 1.25
-
-Rows = npt.NDArray[np.int32]
 Words = npt.NDArray[np.uint64]
 Halves = npt.NDArray[np.uint16]
+Seconds = npt.NDArray[np.uint32]
+Records = npt.NDArray[np.void]
 
-_HALVES: Final = ("keyspace", "fragment", "holder")
-_PLACE: Final = ("flags", "segment", "generation", "slot", "nbytes")
-_ARRAYS: Final = ("words", *_HALVES, *_PLACE, "expires_s", "next", "_alive")
+_KEPT: Final = {"op": ("alive", "u1"), "ttl_s": ("next", "<i4")}
+ROW: Final = np.dtype([_KEPT.get(name, (name, RECORD[name])) for name in RECORD.names or ()])
+"""A record of a batch as it is kept: where the operation stood, whether the row is in use; where the time to live
+stood, the row of the page's next copy, or -1."""
+_WORDS: Final = RECORD_BYTES // 8
+NUMBERS_MAX: Final = 1 << 16
+_ROWS_MIN: Final = 64
+_GROWTH_MAX: Final = 1 << 15
+"""Rows by which the array grows at once: more would be a pause, and memory that nobody uses."""
+_ONE: Final = np.uint32(1)
+_FOREVER: Final = np.uint32(0xFFFF_FFFF)
 
 
 class Numbered:
@@ -96,132 +99,129 @@ class PageRows:
     """The rows themselves: which page, who holds it, where, until when, and the page's next copy."""
 
     def __init__(self) -> None:
-        self.capacity = _ROWS_MIN
-        self.words = np.zeros((_ROWS_MIN, 4), np.uint64)
-        self.keyspace = np.zeros(_ROWS_MIN, np.uint16)
-        self.fragment = np.zeros(_ROWS_MIN, np.uint16)
-        self.holder = np.zeros(_ROWS_MIN, np.uint16)
-        self.flags = np.zeros(_ROWS_MIN, np.uint8)
-        self.segment = np.zeros(_ROWS_MIN, np.uint32)
-        self.generation = np.zeros(_ROWS_MIN, np.uint32)
-        self.slot = np.zeros(_ROWS_MIN, np.uint64)
-        self.nbytes = np.zeros(_ROWS_MIN, np.uint32)
-        self.expires_s = np.zeros(_ROWS_MIN, np.uint32)
-        self.next = np.zeros(_ROWS_MIN, np.int32)
-        self._alive = np.zeros(_ROWS_MIN, np.bool_)
+        self._store = np.zeros(_ROWS_MIN, ROW)
+        self._last_s = np.full(_ROWS_MIN, _FOREVER, np.uint32)
+        """The last second at which a copy counts."""
         self._free = np.arange(_ROWS_MIN, dtype=np.int32)
         self._free_count = _ROWS_MIN
+        self._due_s = int(_FOREVER)
+        """No copy ends before the second after this one."""
 
     @property
     def live(self) -> int:
-        return self.capacity - self._free_count
+        return len(self._store) - self._free_count
 
     @property
     def memory_bytes(self) -> int:
         """Bytes of memory that the rows take."""
-        arrays: list[npt.NDArray[np.generic]] = [self._free, *(getattr(self, name) for name in _ARRAYS)]
-        return sum(array.nbytes for array in arrays)
+        return self._store.nbytes + self._last_s.nbytes + self._free.nbytes
 
-    def take(self, records: npt.NDArray[np.void], expires_s: npt.NDArray[np.uint32]) -> Rows:
+    # -- reading ------------------------------------------------------------------------------------------------------
+
+    def words(self, rows: Rows) -> Words:
+        """uint64[n, 8]: copies of rows as they lie in memory."""
+        return self._store.view(np.uint64).reshape(-1, _WORDS).take(rows, axis=0)
+
+    def next(self, rows: Rows) -> Rows:
+        """The row of each page's next copy, or -1."""
+        return self._store["next"][rows]
+
+    def holders(self, rows: Rows) -> Halves:
+        return self._store["holder"][rows]
+
+    def keyspaces(self, rows: Rows) -> Halves:
+        return self._store["keyspace"][rows]
+
+    def alive(self, rows: Rows) -> npt.NDArray[np.bool_]:
+        """Whether rows are in use."""
+        alive: npt.NDArray[np.bool_] = self._store["alive"][rows] != 0
+        return alive
+
+    def last_s(self, rows: Rows) -> Seconds:
+        """The last second at which each copy counts."""
+        return self._last_s[rows]
+
+    def lie_at(self, rows: Rows, records: Records) -> npt.NDArray[np.bool_]:
+        """Whether each row is at the place that its record names."""
+        mine, theirs = self.words(rows), words_of(records)
+        same: npt.NDArray[np.bool_] = (mine[:, 5] == theirs[:, 5]) & (mine[:, 6] == theirs[:, 6])
+        return same
+
+    def records(self, rows: Rows) -> tuple[Records, Seconds]:
+        """Rows as records of a batch, without their time to live, and when each expires, 0 is never."""
+        out = self._store.take(rows).view(RECORD)
+        out["op"], out["ttl_s"] = PageOp.ADD, 0
+        return out, self._last_s[rows] + _ONE
+
+    def of_keyspace(self, number: int) -> Rows:
+        """All rows of a keyspace."""
+        return self._of("keyspace", number)
+
+    def of_holder(self, number: int) -> Rows:
+        """All rows of a holder."""
+        return self._of("holder", number)
+
+    def _of(self, field: str, number: int) -> Rows:
+        return np.flatnonzero((self._store[field] == number) & (self._store["alive"] != 0)).astype(np.int32)
+
+    def due(self, now_s: int) -> Rows:
+        """The rows of copies that have expired."""
+        if now_s <= self._due_s:
+            return np.empty(0, np.int32)
+        self._due_s = int(self._last_s[self._last_s >= now_s].min(initial=_FOREVER))
+        return np.flatnonzero(self._last_s < now_s).astype(np.int32)
+
+    # -- changing -----------------------------------------------------------------------------------------------------
+
+    def take(self, records: Records, expires_s: Seconds) -> Rows:
         """Rows for new copies, each its page's only one so far."""
         if len(records) > self._free_count:
-            self._grow(self.live + len(records))
+            self._grow(len(records) - self._free_count)
         self._free_count -= len(records)
         rows = self._free[self._free_count : self._free_count + len(records)].copy()
-        self.words[rows] = np.ascontiguousarray(records["key"]).view("<u8").reshape(-1, 4)
-        for name in _HALVES:
-            getattr(self, name)[rows] = records[name]
-        self.next[rows] = NO_ROW
-        self._alive[rows] = True
-        self.place(rows, records, expires_s)
+        kept = records.view(ROW).copy()
+        kept["alive"], kept["next"] = 1, NO_ROW
+        self._put(rows, kept, expires_s)
         return rows
 
-    def place(self, rows: Rows, records: npt.NDArray[np.void], expires_s: npt.NDArray[np.uint32]) -> None:
-        """Where copies lie, and until when they count."""
-        for name in _PLACE:
-            getattr(self, name)[rows] = records[name]
-        self.expires_s[rows] = expires_s
+    def place(self, rows: Rows, records: Records, expires_s: Seconds) -> None:
+        """Where copies lie, and until when they count; their pages and holders stay."""
+        kept = records.view(ROW).copy()
+        kept["alive"], kept["next"] = 1, self.next(rows)
+        self._put(rows, kept, expires_s)
+
+    def _put(self, rows: Rows, kept: Records, expires_s: Seconds) -> None:
+        self._store[rows] = kept
+        last = expires_s - _ONE  # 0, which is never, becomes the largest
+        self._last_s[rows] = last
+        self._due_s = min(self._due_s, int(last.min(initial=_FOREVER)))
+
+    def chain(self, rows: Rows, after: Rows) -> None:
+        """Other copies come after these."""
+        self._store["next"][rows] = after
+
+    def retire(self, rows: Rows) -> None:
+        """Rows are not in use any more, but can still be read until :meth:`free`."""
+        self._store["alive"][rows] = 0
+        self._last_s[rows] = _FOREVER
 
     def free(self, rows: Rows) -> None:
-        """Rows are used no more."""
-        self._alive[rows] = False
+        """Retired rows may be used anew."""
         self._free[self._free_count : self._free_count + len(rows)] = rows
         self._free_count += len(rows)
 
-    def of(self, field: Halves, value: int) -> Rows:
-        """The rows that have a value in a field of these."""
-        return np.flatnonzero((field == value) & self._alive).astype(np.int32)
-
-    def names(self, rows: Rows) -> tuple[Words, Halves, Halves]:
-        """Key, keyspace and fragment of rows."""
-        return self.words[rows], self.keyspace[rows], self.fragment[rows]
-
-    def same(
-        self, rows: Rows, words: Words, keyspace: Halves, fragment: Halves, at: npt.NDArray[np.int64]
-    ) -> npt.NDArray[np.bool_]:
-        """Whether each row is of the page that stands at a place of the other arrays."""
-        mine, theirs = self.words[rows], words[at]
-        same: npt.NDArray[np.bool_] = self.keyspace[rows] == keyspace[at]
-        same &= self.fragment[rows] == fragment[at]
-        for column in range(4):
-            same &= mine[:, column] == theirs[:, column]
-        return same
-
-    def lie_at(self, rows: Rows, records: npt.NDArray[np.void]) -> npt.NDArray[np.bool_]:
-        """Whether each row is the copy that its record names."""
-        same = np.ones(len(rows), np.bool_)
-        for name in ("holder", "segment", "generation", "slot"):
-            same &= getattr(self, name)[rows] == records[name]
-        return same
-
-    def records(self, rows: Rows) -> npt.NDArray[np.void]:
-        """Rows as records of a batch, without their time to live."""
-        out = np.zeros(len(rows), RECORD)
-        out["key"] = self.words[rows].view("V32").reshape(-1)
-        for name in (*_HALVES, *_PLACE):
-            out[name] = getattr(self, name)[rows]
-        return out
-
-    def _grow(self, needed: int) -> None:
-        size = max(needed, int(self.capacity * _GROWTH))
-        live, more = self.live, size - self.capacity
-        for name in _ARRAYS:
-            array = getattr(self, name)
-            setattr(self, name, np.concatenate([array, np.zeros((more, *array.shape[1:]), array.dtype)]))
-        fresh = np.arange(self.capacity, size, dtype=np.int32)
-        self._free = np.concatenate([self._free[: self._free_count], fresh, np.empty(live, np.int32)])
+    def _grow(self, missing: int) -> None:
+        size = len(self._store)
+        more = max(missing, min(size // 4, _GROWTH_MAX))
+        # In place: the allocator moves large blocks by their page tables. No view of them outlives a method.
+        self._store.resize(size + more, refcheck=False)
+        self._last_s.resize(size + more, refcheck=False)
+        self._free.resize(size + more, refcheck=False)
+        self._last_s[size:] = _FOREVER
+        self._free[self._free_count : self._free_count + more] = np.arange(size, size + more, dtype=np.int32)
         self._free_count += more
-        self.capacity = size
 
 
-def probe_start(words: Words, keyspace: Halves, fragment: Halves) -> npt.NDArray[np.int64]:
-    """Where to begin looking: bytes 8 to 15 of the key, which are random, moved by keyspace and fragment."""
-    other = (keyspace.astype(np.uint64) << np.uint64(16) | fragment) * _ODD
-    return ((words[:, 1] ^ other) >> np.uint64(1)).astype(np.int64)
-
-
-_ODD: Final = np.uint64(0x9E3779B97F4A7C15)
-_MIX: Final = tuple(np.uint64(x) for x in (0xBF58476D1CE4E5B9, 0x94D049BB133111EB))
-_LANES: Final = tuple(
-    np.uint64(x) for x in (0x243F6A8885A308D3, 0x13198A2E03707344, 0xA4093822299F31D0, 0x082EFA98EC4E6C89)
-)
-
-
-def term(rows: PageRows, which: Rows, keyspaces: Words, holders: Words) -> Words:
-    """uint64[4]: what copies add to the hash: the sums of four mixes (the finalizer of SplitMix64, Steele et al. 2014)
-    of all that is known of each."""
-    words, keyspace, fragment = rows.names(which)
-    holder = holders[rows.holder[which]]
-    acc = _mixed(words[:, 0] ^ keyspaces[keyspace])
-    for value in (words[:, 1], words[:, 2], words[:, 3], holder, fragment.astype(np.uint64)):
-        acc = _mixed(acc ^ value)
-    for name in (*_PLACE, "expires_s"):
-        acc = _mixed(acc ^ getattr(rows, name)[which].astype(np.uint64))
-    return np.array([_mixed(acc ^ lane).sum(dtype=np.uint64) for lane in _LANES])
-
-
-def _mixed(value: Words) -> Words:
-    value = value + _ODD
-    value = (value ^ (value >> np.uint64(30))) * _MIX[0]
-    value = (value ^ (value >> np.uint64(27))) * _MIX[1]
-    return value ^ (value >> np.uint64(31))
+def words_of(records: Records) -> Words:
+    """uint64[n, 8]: records as they lie in memory; a view where they lie together."""
+    return np.ascontiguousarray(records).view(np.uint64).reshape(-1, _WORDS)

@@ -1,51 +1,62 @@
 """The pages of one shard: which holders have which page where, for millions of them, in numpy arrays.
 
-An open-addressing hash table with linear probing (Knuth, TAOCP vol. 3, 6.4, algorithm L) that takes, finds and drops
-batches without a Python loop over their pages. Keys are hashes already, so their own bytes are the hash.
+Batches are taken in, found and dropped without a Python loop over their pages. Keys are hashes already, so their own
+bytes are the hash.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable
 from typing import Final
 
 import numpy as np
 import numpy.typing as npt
 
 from tensorbus.errors import OutOfSpaceError
-from tensorbus.lifecycle._page_rows import EMPTY, NO_ROW, TOMBSTONE, Numbered, PageRows, Rows, probe_start, term
+from tensorbus.lifecycle._page_buckets import NO_ROW, Buckets, Places, Rows, tags_of
+from tensorbus.lifecycle._page_hash import LANES, hash_of, terms
+from tensorbus.lifecycle._page_rows import Numbered, PageRows, Records, Seconds, Words, words_of
 
-FULL: Final = 0.6
-"""Share of the table in use, tombstones included, at which it is made anew."""
-SLOTS_MIN: Final = 64
 PAGES_MAX: Final = 1 << 30
 COPIES_MAX: Final = 8
 """Holders of one page that are remembered; a further one is not needed to find it."""
+_ALL: Final = 4
+"""Where more than one copy of so many goes, all pages are looked at instead of finding each."""
+_MIXED_AT_ONCE: Final = 4096
+"""Rows whose terms are made at once: what lies between fits the second cache."""
+_FRAGMENT: Final = np.uint64(16)
+_PAGE: Final = np.uint64(0xFFFF_FFFF)
+
+Mask = npt.NDArray[np.bool_]
 
 
 class PageTable:
     """Pages by key, keyspace and fragment, each with the holders that have it, the first writer first.
 
     Keyspaces and holders go by number here (:attr:`keyspaces`, :attr:`holders`). The order of what happened shows in
-    the order of a page's holders only; :attr:`state_hash` covers the set.
+    the order of a page's holders only; :attr:`state_hash` covers the set. Seconds are those of the stream's clock.
     """
 
     def __init__(self) -> None:
         self.keyspaces = Numbered()
         self.holders = Numbered()
         self._rows = PageRows()
-        self._slots = np.full(SLOTS_MIN, EMPTY, np.int32)
-        self._used = 0
-        self._sum = np.zeros(4, np.uint64)
+        self._buckets = Buckets()
+        self._sum = np.zeros(LANES, np.uint64)
 
     def __len__(self) -> int:
         """How many copies of pages there are."""
         return self._rows.live
 
     @property
+    def pages(self) -> int:
+        """How many fragments of pages there are, however many copies each has."""
+        return len(self._buckets)
+
+    @property
     def nbytes(self) -> int:
         """Bytes of memory that the arrays take."""
-        return self._rows.memory_bytes + self._slots.nbytes
+        return self._rows.memory_bytes + self._buckets.nbytes
 
     @property
     def state_hash(self) -> str:
@@ -64,205 +75,244 @@ class PageTable:
             keys: uint8[n, 32].
             keyspace: Its number here.
         """
-        words = np.ascontiguousarray(keys).view("<u8").reshape(-1, 4)
-        count = len(words)
-        return self._find(words, np.full(count, keyspace, np.uint16), np.full(count, fragment, np.uint16))[0]
+        words = np.ascontiguousarray(keys).view(np.uint64)
+        return self._find(words, np.full(len(words), fragment << 16 | keyspace, np.uint64))[0]
 
-    def at(self, rows: Rows) -> tuple[npt.NDArray[np.void], npt.NDArray[np.uint32]]:
-        """Copies as records, and the second of the stream at which each expires, 0 is never."""
-        return self._rows.records(rows), self._rows.expires_s[rows]
+    def find_records(self, records: Records) -> Rows:
+        """int32[n]: :meth:`find` for the pages of records, whose keyspaces are numbers here."""
+        words = words_of(records)
+        return self._find(words, words[:, 4] & _PAGE)[0]
+
+    def find_group(self, keys: npt.NDArray[np.uint8], keyspace: int, fragments: int) -> Rows:
+        """int32[n, fragments]: :meth:`find` for each of a group's ranks."""
+        words = np.repeat(np.ascontiguousarray(keys).view(np.uint64), fragments, axis=0)
+        which = np.tile(np.arange(fragments, dtype=np.uint64) << _FRAGMENT | np.uint64(keyspace), len(keys))
+        return self._find(words, which)[0].reshape(-1, fragments)
+
+    def usable(self, rows: Rows, *, now_s: int = 0, live: Mask | None = None) -> Rows:
+        """Each page's first copy that has not expired and whose holder lives, or -1.
+
+        Args:
+            rows: int32[…] as :meth:`find` gives them.
+            live: bool[m] by number of the holder; all live without it.
+        """
+        found = rows.reshape(-1).copy()
+        open_ = np.flatnonzero(found != NO_ROW)
+        while len(open_):
+            at = found[open_]
+            bad = self._rows.last_s(at) < now_s
+            if live is not None:
+                bad |= ~live[self._rows.holders(at)]
+            open_ = open_[bad]
+            found[open_] = self._rows.next(at[bad])
+            open_ = open_[found[open_] != NO_ROW]
+        return found.reshape(rows.shape)
+
+    def match(
+        self,
+        keys: npt.NDArray[np.uint8],
+        keyspace: int,
+        *,
+        fragments: int = 1,
+        now_s: int = 0,
+        live: Mask | None = None,
+    ) -> int:
+        """How many keys from the first on are there, with every fragment; see :meth:`usable`."""
+        there = self.usable(self.find_group(keys, keyspace, fragments), now_s=now_s, live=live) != NO_ROW
+        missing = np.flatnonzero(~there.all(axis=1))
+        return int(missing[0]) if len(missing) else len(keys)
+
+    def at(self, rows: Rows) -> tuple[Records, Seconds]:
+        """Copies as records, and the second at which each expires, 0 is never."""
+        return self._rows.records(rows)
 
     def copies(self, row: int) -> list[int]:
         """The rows of all copies of a page, from that of its first."""
-        return list(self._chain(row))
-
-    def _chain(self, row: int) -> Iterator[int]:
+        found = []
         while row != NO_ROW:
-            yield row
-            row = int(self._rows.next[row])
+            found.append(row)
+            row = int(self._rows.next(np.array([row], np.int32))[0])
+        return found
 
-    def _find(
-        self, words: npt.NDArray[np.uint64], keyspace: npt.NDArray[np.uint16], fragment: npt.NDArray[np.uint16]
-    ) -> tuple[Rows, npt.NDArray[np.int64]]:
-        """The first copy's row of each, or -1, and its place in the table."""
-        mask = len(self._slots) - 1
-        places = probe_start(words, keyspace, fragment) & mask
-        found = np.full(len(words), NO_ROW, np.int32)
-        open_ = np.arange(len(words))
-        while len(open_):
-            rows = self._slots[places[open_]]
-            taken = rows >= 0
-            same = taken.copy()
-            same[taken] = self._rows.same(rows[taken], words, keyspace, fragment, open_[taken])
-            found[open_[same]] = rows[same]
-            open_ = open_[(rows != EMPTY) & ~same]
-            places[open_] = (places[open_] + 1) & mask
-        return found, places
+    def _find(self, words: Words, which: Words) -> tuple[Rows, Places]:
+        """The first copy's row of each page, or -1, and its place in the table."""
+        return self._buckets.find(tags_of(hash_of(words, which)), self._same(words, which))
+
+    def _same(self, words: Words, which: Words) -> Callable[[Rows, npt.NDArray[np.int64]], Mask]:
+        def same(rows: Rows, at: npt.NDArray[np.int64]) -> Mask:
+            mine, theirs = self._rows.words(rows), words.take(at, axis=0)
+            differ = mine[:, 4] & _PAGE ^ which[at]
+            for column in range(4):
+                differ |= mine[:, column] ^ theirs[:, column]
+            equal: Mask = differ == 0
+            return equal
+
+        return same
 
     # -- changing -----------------------------------------------------------------------------------------------------
 
-    def add(self, records: npt.NDArray[np.void], expires_s: npt.NDArray[np.uint32] | None = None) -> None:
+    def add(self, records: Records, expires_s: Seconds | None = None) -> None:
         """Take copies in, in their order. One that its holder has already gets the new place.
 
         Args:
             records: As in a batch of the stream, keyspaces and holders by their number here.
-            expires_s: uint32[n], the second of the stream at which each expires, 0 is never.
+            expires_s: uint32[n], the second at which each expires, 0 is never.
 
         Raises:
             OutOfSpaceError: If the shard is full.
         """
-        expires_s = np.zeros(len(records), np.uint32) if expires_s is None else expires_s
         if self._rows.live + len(records) > PAGES_MAX:
             raise OutOfSpaceError(f"a shard holds at most {PAGES_MAX} copies of pages")
-        left = np.arange(len(records))
-        while len(left):
-            first = _firsts(records[left])
-            self._add_distinct(records[left[first]], expires_s[left[first]])
-            left = np.delete(left, first)
+        expires_s = np.zeros(len(records), np.uint32) if expires_s is None else expires_s
+        words = words_of(records)
+        hashes = hash_of(words, words[:, 4] & _PAGE)
+        while len(records):
+            first = _firsts(hashes)
+            if first is None:
+                self._add_distinct(records, expires_s, hashes)
+                return
+            self._add_distinct(records[first], expires_s[first], hashes[first])
+            records, expires_s, hashes = records[~first], expires_s[~first], hashes[~first]
 
-    def _add_distinct(self, records: npt.NDArray[np.void], expires_s: npt.NDArray[np.uint32]) -> None:
-        words, keyspace, fragment = _names(records)
-        found, _ = self._find(words, keyspace, fragment)
+    def _add_distinct(self, records: Records, expires_s: Seconds, hashes: Words) -> None:
+        words, tags = words_of(records), tags_of(hashes)
+        found, _ = self._buckets.find(tags, self._same(words, words[:, 4] & _PAGE))
         known = found != NO_ROW
-        for at in np.flatnonzero(known).tolist():
-            self._add_copy(int(found[at]), records[at : at + 1], expires_s[at : at + 1])
-        fresh = ~known
-        if fresh.any():
-            rows = self._rows.take(records[fresh], expires_s[fresh])
+        if known.any():
+            self._add_copies(found[known], records[known], expires_s[known])
+            fresh = ~known
+            records, expires_s, tags = records[fresh], expires_s[fresh], tags[fresh]
+        if len(records):
+            rows = self._rows.take(records, expires_s)
             self._count(rows, +1)
-            self._insert(rows, words[fresh], keyspace[fresh], fragment[fresh])
+            self._buckets.insert(rows, tags)
 
-    def _add_copy(self, row: int, record: npt.NDArray[np.void], expires_s: npt.NDArray[np.uint32]) -> None:
-        """A page that is there gets a further holder, or one of its holders a new place."""
-        copies, holders = self.copies(row), self._rows.holder
-        mine = next((copy for copy in copies if holders[copy] == record["holder"][0]), None)
-        if mine is not None:
-            rows = np.array([mine], np.int32)
-            self._mix(rows, -1)
-            self._rows.place(rows, record, expires_s)
-            self._mix(rows, +1)
-        elif len(copies) < COPIES_MAX:
-            rows = self._rows.take(record, expires_s)
+    def _add_copies(self, heads: Rows, records: Records, expires_s: Seconds) -> None:
+        """Pages that are there get a further holder, or one of their holders a new place."""
+        mine, last, lengths = self._copies_of(heads, records["holder"])
+        known = mine != NO_ROW
+        if known.any():
+            self._mix(mine[known], -1)
+            self._rows.place(mine[known], records[known], expires_s[known])
+            self._mix(mine[known], +1)
+        joins = ~known & (lengths < COPIES_MAX)
+        if joins.any():
+            rows = self._rows.take(records[joins], expires_s[joins])
             self._count(rows, +1)
-            self._rows.next[copies[-1]] = rows[0]
+            self._rows.chain(last[joins], rows)
 
-    def _insert(
-        self,
-        rows: Rows,
-        words: npt.NDArray[np.uint64],
-        keyspace: npt.NDArray[np.uint16],
-        fragment: npt.NDArray[np.uint16],
-    ) -> None:
-        """Enter first copies that the table lacks."""
-        if self._used + len(rows) > FULL * len(self._slots):
-            self._rebuild(self._rows.live + len(rows), leave_out=rows)
-        self._used += self._settle(rows, probe_start(words, keyspace, fragment))
-
-    def _settle(self, rows: Rows, start: npt.NDArray[np.int64]) -> int:
-        """Give each row a free place; how many of these were not a tombstone's."""
-        mask = len(self._slots) - 1
-        places, open_, fresh = start & mask, np.arange(len(rows)), 0
+    def _copies_of(self, heads: Rows, holders: npt.NDArray[np.uint16]) -> tuple[Rows, Rows, npt.NDArray[np.int64]]:
+        """Each page's copy of a holder, or -1; the last copy looked at; how many these were."""
+        mine, last, lengths = heads.copy(), heads.copy(), np.ones(len(heads), np.int64)
+        open_ = np.arange(len(heads))
         while len(open_):
-            at = places[open_]
-            before = self._slots[at]
-            free = before < 0
-            self._slots[at[free]] = rows[open_[free]]
-            won = free & (self._slots[at] == rows[open_])  # of two that took one place, the later has it
-            fresh += int(np.count_nonzero(before[won] == EMPTY))
-            open_ = open_[~won]
-            places[open_] = (places[open_] + 1) & mask
-        return fresh
+            open_ = open_[self._rows.holders(mine[open_]) != holders[open_]]
+            last[open_] = mine[open_]
+            mine[open_] = self._rows.next(mine[open_])
+            open_ = open_[mine[open_] != NO_ROW]
+            lengths[open_] += 1
+        return mine, last, lengths
 
-    def _rebuild(self, count: int, *, leave_out: Rows) -> None:
-        size = SLOTS_MIN
-        while count > FULL / 2 * size:
-            size *= 2
-        heads = self._slots[self._slots >= 0]
-        self._slots = np.full(size, EMPTY, np.int32)
-        words, keyspace, fragment = self._rows.names(heads)
-        self._used = self._settle(heads, probe_start(words, keyspace, fragment))
-
-    def remove(self, records: npt.NDArray[np.void]) -> int:
+    def remove(self, records: Records) -> int:
         """Drop copies that lie where the records say; others of the same page stay. Gives how many there were."""
-        found, _ = self._find(*_names(records))
+        found = self.find_records(records)
         there = found != NO_ROW
-        rows, records = found[there], records[there]
-        hit = self._rows.lie_at(rows, records)
-        further = [
-            copy
-            for at in np.flatnonzero(~hit).tolist()
-            for copy in self.copies(int(rows[at]))[1:]
-            if self._rows.lie_at(np.array([copy]), records[at : at + 1])[0]
-        ]
-        return self._drop(np.unique(np.concatenate([rows[hit], np.array(further, np.int32)])))
+        mine, _, _ = self._copies_of(found[there], records["holder"][there])
+        has = mine != NO_ROW
+        rows = mine[has]
+        return self._drop(_distinct(rows[self._rows.lie_at(rows, records[there][has])]))
 
     def remove_keyspace(self, keyspace: int) -> int:
         """Drop all pages of a keyspace; gives how many copies there were."""
-        return self._drop(self._rows.of(self._rows.keyspace, keyspace))
+        return self._drop(self._rows.of_keyspace(keyspace))
 
     def remove_holder(self, holder: int) -> int:
         """Drop all copies of a holder; gives how many there were."""
-        return self._drop(self._rows.of(self._rows.holder, holder))
+        return self._drop(self._rows.of_holder(holder))
+
+    def expire(self, now_s: int) -> int:
+        """Drop the copies that expire at this second or did before; gives how many there were.
+
+        Costs nothing while none does.
+        """
+        return self._drop(self._rows.due(now_s))
 
     def _drop(self, rows: Rows) -> int:
         if not len(rows):
             return 0
         self._count(rows, -1)
-        gone = np.zeros(self._rows.capacity, np.bool_)
-        gone[rows] = True
-        words, keyspace, fragment = self._rows.names(rows)
-        heads, places = self._find(words, keyspace, fragment)
-        alone = (heads == rows) & (self._rows.next[rows] == NO_ROW)
-        self._slots[places[alone]] = TOMBSTONE
-        chained = dict(zip(heads[~alone].tolist(), places[~alone].tolist(), strict=True))
-        for head, place in chained.items():
-            self._slots[place] = self._unlink(head, gone)
+        self._rows.retire(rows)
+        if _ALL * len(rows) > len(self):
+            heads, places = self._buckets.all()
+        else:
+            words = self._rows.words(rows)
+            heads, places = self._find(words, words[:, 4] & _PAGE)
+            order = np.argsort(heads, kind="stable")
+            order = order[np.append(True, np.diff(heads[order]) != 0)]
+            heads, places = heads[order], places[order]
+        self._unlink(heads, places)
         self._rows.free(rows)
         return len(rows)
 
-    def _unlink(self, head: int, gone: npt.NDArray[np.bool_]) -> int:
-        """Chain up the copies that stay; gives the first of them, or a tombstone."""
-        stay = [row for row in self.copies(head) if not gone[row]]
-        for row, after in zip(stay, [*stay[1:], NO_ROW], strict=False):
-            self._rows.next[row] = after
-        return stay[0] if stay else TOMBSTONE
+    def _unlink(self, heads: Rows, places: Places) -> None:
+        """Chain up the copies of pages that were not retired; pages without any go."""
+        first, last = np.full(len(heads), NO_ROW, np.int32), np.full(len(heads), NO_ROW, np.int32)
+        current, open_ = heads.copy(), np.arange(len(heads))
+        while len(open_):
+            at = current[open_]
+            current[open_] = after = self._rows.next(at)
+            stays = self._rows.alive(at)
+            pages, rows = open_[stays], at[stays]
+            before = last[pages]
+            further = before != NO_ROW
+            self._rows.chain(before[further], rows[further])
+            first[pages[~further]] = rows[~further]
+            last[pages] = rows
+            open_ = open_[after != NO_ROW]
+        self._rows.chain(last[last != NO_ROW], np.full(1, NO_ROW, np.int32))
+        gone = first == NO_ROW
+        moved = (first != heads) & ~gone
+        self._buckets.remove(places[gone])
+        self._buckets.point(places[moved], first[moved])
 
     # -- the whole ----------------------------------------------------------------------------------------------------
 
-    def dump(self) -> tuple[npt.NDArray[np.void], npt.NDArray[np.uint32]]:
+    def dump(self) -> tuple[Records, Seconds]:
         """All copies as records, and when each expires; taken in again by :meth:`add`, they give this table."""
-        order, level = list[Rows](), self._slots[self._slots >= 0]
+        level, _ = self._buckets.all()
+        order = []
         while len(level):
             order.append(level)
-            level = self._rows.next[level]
+            level = self._rows.next(level)
             level = level[level != NO_ROW]
-        rows = np.concatenate(order) if order else np.empty(0, np.int32)
-        return self.at(rows)
+        return self.at(np.concatenate([*order, np.empty(0, np.int32)]))
 
     def _count(self, rows: Rows, sign: int) -> None:
         self._mix(rows, sign)
-        self.keyspaces.count(self._rows.keyspace[rows], sign)
-        self.holders.count(self._rows.holder[rows], sign)
+        self.keyspaces.count(self._rows.keyspaces(rows), sign)
+        self.holders.count(self._rows.holders(rows), sign)
 
     def _mix(self, rows: Rows, sign: int) -> None:
-        total = term(self._rows, rows, self.keyspaces.seeds, self.holders.seeds)
-        self._sum = self._sum + total if sign > 0 else self._sum - total
+        for begin in range(0, len(rows), _MIXED_AT_ONCE):
+            part = rows[begin : begin + _MIXED_AT_ONCE]
+            keyspaces = self.keyspaces.seeds[self._rows.keyspaces(part)]
+            holders = self.holders.seeds[self._rows.holders(part)]
+            added = terms(self._rows.words(part), keyspaces, holders, self._rows.last_s(part))
+            total = added.sum(axis=1, dtype=np.uint64)
+            self._sum = self._sum + total if sign > 0 else self._sum - total
 
 
-def _names(
-    records: npt.NDArray[np.void],
-) -> tuple[npt.NDArray[np.uint64], npt.NDArray[np.uint16], npt.NDArray[np.uint16]]:
-    words = np.ascontiguousarray(records["key"]).view("<u8").reshape(-1, 4)
-    return words, np.ascontiguousarray(records["keyspace"]), np.ascontiguousarray(records["fragment"])
+def _firsts(hashes: Words) -> Mask | None:
+    """Which pages of a batch are the first with their hash; nothing if all are."""
+    ordered = np.sort(hashes)
+    if not (ordered[1:] == ordered[:-1]).any():
+        return None
+    order = np.argsort(hashes, kind="stable")
+    first = np.empty(len(hashes), np.bool_)
+    first[order] = np.append(True, np.diff(hashes[order]) != 0)
+    return first
 
 
-def _firsts(records: npt.NDArray[np.void]) -> npt.NDArray[np.int64]:
-    """Where each page of a batch comes first, in order."""
-    hashes = probe_start(*_names(records))
-    if len(np.unique(hashes)) == len(hashes):
-        return np.arange(len(records))
-    names = np.empty(len(records), [("key", "V32"), ("keyspace", "<u2"), ("fragment", "<u2")])
-    for name in ("key", "keyspace", "fragment"):
-        names[name] = records[name]
-    _, first = np.unique(names.view("V36"), return_index=True)
-    return np.sort(first)
+def _distinct(rows: Rows) -> Rows:
+    ordered = np.sort(rows)
+    return ordered[np.append(True, np.diff(ordered) != 0)] if len(ordered) else ordered

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from random import Random
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -12,14 +14,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tensorbus.errors import OutOfSpaceError
-from tensorbus.events import RECORD
+from tensorbus.events import RECORD, PageOp
 from tensorbus.lifecycle import COPIES_MAX, PageTable
 from tensorbus.lifecycle._page_rows import Numbered
 
 Page = tuple[int, int, int]
 """Number of a key, keyspace, fragment."""
-Place = tuple[int, int, int, int]
-"""Segment, generation, slot, nbytes."""
+Place = tuple[int, int, int, int, int]
+"""Segment, generation, slot, nbytes, and the second at which it expires or 0."""
+Item = tuple[Page, int, Place]
 
 
 def key(number: int) -> bytes:
@@ -27,11 +30,16 @@ def key(number: int) -> bytes:
     return b"".join(word.to_bytes(8, "little") for word in (number, number % 4, 7, 9))
 
 
-def records(items: Sequence[tuple[Page, int, Place]]) -> npt.NDArray[np.void]:
-    out = np.zeros(len(items), RECORD)
-    for at, ((number, keyspace, fragment), holder, (segment, generation, slot, nbytes)) in enumerate(items):
-        out[at] = (key(number), keyspace, fragment, holder, 1, 0, segment, generation, slot, nbytes, 0)
-    return out
+def keys(numbers: Sequence[int]) -> npt.NDArray[np.uint8]:
+    return np.frombuffer(b"".join(key(number) for number in numbers), np.uint8).reshape(-1, 32)
+
+
+def batch_of(items: Sequence[Item]) -> tuple[npt.NDArray[np.void], npt.NDArray[np.uint32]]:
+    out, expires_s = np.zeros(len(items), RECORD), np.zeros(len(items), np.uint32)
+    for at, ((number, keyspace, fragment), holder, (segment, generation, slot, nbytes, expires)) in enumerate(items):
+        out[at] = (key(number), keyspace, fragment, holder, 1, 0, segment, generation, slot, nbytes, 77)
+        expires_s[at] = expires
+    return out, expires_s
 
 
 @dataclass
@@ -40,33 +48,47 @@ class Model:
 
     pages: dict[Page, dict[int, Place]] = field(default_factory=dict)
 
-    def add(self, items: Sequence[tuple[Page, int, Place]]) -> None:
+    def __len__(self) -> int:
+        return sum(len(copies) for copies in self.pages.values())
+
+    def add(self, items: Sequence[Item]) -> None:
         for page, holder, place in items:
             copies = self.pages.setdefault(page, {})
             if holder in copies or len(copies) < COPIES_MAX:
                 copies[holder] = place
 
-    def remove(self, items: Sequence[tuple[Page, int, Place]]) -> None:
-        for page, holder, place in items:
-            copies = self.pages.get(page, {})
-            if holder in copies and copies[holder][:3] == place[:3]:
-                del copies[holder]
-        self.tidy()
+    def drop(self, goes: Callable[[Page, int, Place], bool]) -> int:
+        before = len(self)
+        kept = {
+            page: {holder: place for holder, place in copies.items() if not goes(page, holder, place)}
+            for page, copies in self.pages.items()
+        }
+        self.pages = {page: copies for page, copies in kept.items() if copies}
+        return before - len(self)
 
-    def tidy(self) -> None:
-        self.pages = {page: copies for page, copies in self.pages.items() if copies}
+    def remove(self, items: Sequence[Item]) -> int:
+        named = {(page, holder, place[:3]) for page, holder, place in items}
+        return self.drop(lambda page, holder, place: (page, holder, place[:3]) in named)
+
+    def first(self, page: Page, now_s: int, live: Sequence[bool]) -> int | None:
+        """The first holder whose copy can be used."""
+        copies = self.pages.get(page, {}).items()
+        return next((holder for holder, place in copies if live[holder] and not 0 < place[4] <= now_s), None)
 
 
 def same(table: PageTable, model: Model) -> None:
-    assert len(table) == sum(len(copies) for copies in model.pages.values())
+    assert len(table) == len(model)
+    assert table.pages == len(model.pages)
     for page, copies in model.pages.items():
         number, keyspace, fragment = page
-        row = int(table.find(np.frombuffer(key(number), np.uint8).reshape(1, 32), keyspace, fragment)[0])
+        row = int(table.find(keys([number]), keyspace, fragment)[0])
         assert row >= 0, page
-        found, _ = table.at(np.array(table.copies(row), np.int32))
+        found, expires_s = table.at(np.array(table.copies(row), np.int32))
         assert [int(holder) for holder in found["holder"]] == list(copies)
-        for record, place in zip(found, copies.values(), strict=True):
-            assert tuple(int(record[name]) for name in ("segment", "generation", "slot", "nbytes")) == place
+        assert (found["op"] == PageOp.ADD).all()
+        assert not found["ttl_s"].any()
+        for record, expires, place in zip(found, expires_s, copies.values(), strict=True):
+            assert (*(int(record[name]) for name in ("segment", "generation", "slot", "nbytes")), expires) == place
 
 
 def fresh() -> PageTable:
@@ -78,7 +100,9 @@ def fresh() -> PageTable:
 
 
 pages = st.tuples(st.integers(0, 11), st.integers(0, 1), st.integers(0, 1))
-places = st.tuples(st.integers(0, 1), st.integers(0, 1), st.integers(0, 3), st.integers(1, 9))
+places = st.tuples(
+    st.integers(0, 1), st.integers(0, 1), st.integers(0, 3), st.integers(1, 9), st.sampled_from([0, 0, 3, 5, 2**32 - 1])
+)
 batch = st.lists(st.tuples(pages, st.integers(0, 11), places), max_size=30)
 steps = st.lists(
     st.one_of(
@@ -86,32 +110,32 @@ steps = st.lists(
         st.tuples(st.just("remove"), batch),
         st.tuples(st.just("keyspace"), st.integers(0, 1)),
         st.tuples(st.just("holder"), st.integers(0, 11)),
+        st.tuples(st.just("expire"), st.sampled_from([0, 2, 3, 4, 5, 2**32 - 2])),
     ),
     max_size=12,
 )
 
 
+def step(table: PageTable, model: Model, what: str, value: Any) -> None:
+    match what:
+        case "add":
+            table.add(*batch_of(value))
+            model.add(value)
+        case "remove":
+            assert table.remove(batch_of(value)[0]) == model.remove(value)
+        case "keyspace":
+            assert table.remove_keyspace(value) == model.drop(lambda page, holder, place: page[1] == value)
+        case "holder":
+            assert table.remove_holder(value) == model.drop(lambda page, holder, place: holder == value)
+        case "expire":
+            assert table.expire(value) == model.drop(lambda page, holder, place: 0 < place[4] <= value)
+
+
 @given(steps)
-def test_any_history_gives_what_a_dict_gives(history: list[tuple[str, object]]) -> None:
+def test_any_history_gives_what_a_dict_gives(history: list[tuple[str, Any]]) -> None:
     table, model = fresh(), Model()
     for what, value in history:
-        match what:
-            case "add":
-                table.add(records(value))  # type: ignore[arg-type]
-                model.add(value)  # type: ignore[arg-type]
-            case "remove":
-                before = sum(len(copies) for copies in model.pages.values())
-                model.remove(value)  # type: ignore[arg-type]
-                after = sum(len(copies) for copies in model.pages.values())
-                assert table.remove(records(value)) == before - after  # type: ignore[arg-type]
-            case "keyspace":
-                table.remove_keyspace(value)  # type: ignore[arg-type]
-                model.pages = {page: copies for page, copies in model.pages.items() if page[1] != value}
-            case "holder":
-                table.remove_holder(value)  # type: ignore[arg-type]
-                for copies in model.pages.values():
-                    copies.pop(value, None)  # type: ignore[call-overload]
-                model.tidy()
+        step(table, model, what, value)
         same(table, model)
     again = fresh()
     again.add(*table.dump())
@@ -119,34 +143,55 @@ def test_any_history_gives_what_a_dict_gives(history: list[tuple[str, object]]) 
     assert again.state_hash == table.state_hash
 
 
+@given(batch, st.lists(st.integers(0, 11), max_size=12), st.integers(1, 3), st.integers(0, 6), st.randoms())
+def test_what_can_be_used_is_the_first_copy_of_a_living_holder_in_time(
+    items: list[Item], asked: list[int], fragments: int, now_s: int, random: Random
+) -> None:
+    table, model = fresh(), Model()
+    table.add(*batch_of(items))
+    model.add(items)
+    live = [random.random() < 0.6 for _ in range(12)]
+    mask = np.array(live)
+    rows = table.usable(table.find_group(keys(asked), 0, fragments), now_s=now_s, live=mask)
+    expected = [[model.first((number, 0, part), now_s, live) for part in range(fragments)] for number in asked]
+    got = [[None if row < 0 else int(table.at(np.array([row]))[0]["holder"][0]) for row in line] for line in rows]
+    assert got == expected
+    run = next((at for at, line in enumerate(expected) if None in line), len(asked))
+    assert table.match(keys(asked), 0, fragments=fragments, now_s=now_s, live=mask) == run
+
+
 @given(batch, st.randoms())
-def test_the_hash_tells_states_and_not_histories(items: list[tuple[Page, int, Place]], random: object) -> None:
+def test_the_hash_tells_states_and_not_histories(items: list[Item], random: Random) -> None:
     distinct = list({(page, holder): (page, holder, place) for page, holder, place in items if holder < 8}.values())
     one, other = fresh(), fresh()
-    one.add(records(distinct))
+    one.add(*batch_of(distinct))
     shuffled = list(distinct)
-    random.shuffle(shuffled)  # type: ignore[attr-defined]
+    random.shuffle(shuffled)
     for item in shuffled:
-        other.add(records([item]))
+        other.add(*batch_of([item]))
     assert one.state_hash == other.state_hash
     if distinct:
-        other.remove(records(distinct[:1]))
+        other.remove(batch_of(distinct[:1])[0])
         assert one.state_hash != other.state_hash
-        other.add(records(distinct[:1]))
+        other.add(*batch_of(distinct[:1]))
         assert one.state_hash == other.state_hash
-        changed, holder, (segment, generation, slot, nbytes) = distinct[0]
-        other.add(records([(changed, holder, (segment, generation, slot, nbytes + 1))]))
-        assert one.state_hash != other.state_hash
-    other.remove(records(distinct))
-    one.remove(records(distinct))
+        changed, holder, place = distinct[0]
+        for at in range(5):
+            moved = (*place[:at], place[at] ^ 64, *place[at + 1 :])
+            other.add(*batch_of([(changed, holder, moved)]))  # type: ignore[list-item]
+            assert one.state_hash != other.state_hash
+        other.add(*batch_of(distinct[:1]))
+        assert one.state_hash == other.state_hash
+    other.remove(batch_of(distinct)[0])
+    one.remove(batch_of(distinct)[0])
     assert one.state_hash == fresh().state_hash == "0" * 64
 
 
 def test_names_enter_the_hash_and_numbers_do_not() -> None:
     one, other = fresh(), PageTable()
     mine = other.keyspaces.number(b"\x05"), other.holders.number(("w", "7"))
-    one.add(records([((1, 5, 0), 7, (0, 0, 0, 1))]))
-    other.add(records([((1, mine[0], 0), mine[1], (0, 0, 0, 1))]))
+    one.add(*batch_of([((1, 5, 0), 7, (0, 0, 0, 1, 0))]))
+    other.add(*batch_of([((1, mine[0], 0), mine[1], (0, 0, 0, 1, 0))]))
     assert mine == (0, 0)
     assert one.state_hash == other.state_hash
 
