@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 
+import numpy as np
 import pytest
 
 from tensorbus.model import PageOutcome, PageState
 from tensorbus.testing._processes import WorkerProgram
-from tests.integration.workers.pages import Homes, keys_of
+from tests.integration.workers.pages import KEYSPACE, Homes, keys_of, records_for
 from tests.integration.workers.raw import Raw
 
 pytestmark = pytest.mark.integration
@@ -40,3 +42,104 @@ async def test_pages_are_added_found_and_removed_at_two_homes(start_worker: Star
         assert (states == PageState.MISSING).all()
         states, _ = await homes.look(keys[:1000], keyspace="cd" * 32)
         assert (states == PageState.MISSING).all()
+
+
+async def test_a_killed_home_is_taken_over_with_all_that_the_stream_has(start_worker: Start) -> None:
+    holder, watcher = start_worker("basic", id="w1"), start_worker("gateway", id="g1")
+    dying = start_worker("shard-home", id="h1")
+    start_worker("shard-home", id="h2")
+    logged, told = keys_of(20_000), keys_of(2_000, seed=3)
+    async with asking(watcher) as homes:
+        await homes.served(["h1", "h2"])
+        assert (await homes.add(logged, holder, ack="log") == PageOutcome.STORED).all()
+        dying_shards = [n for n, (at, _) in enumerate(homes.table) if homes.homes[at][0] == "h1"]
+        assert (await homes.add(told, holder) == PageOutcome.STORED).all()
+        dying.kill9()
+        killed_s = asyncio.get_running_loop().time()
+        await homes.served(["h2"])
+        assert asyncio.get_running_loop().time() - killed_s < 2 + 4  # the TTL, and looking every quarter of a second
+        states, _ = await homes.look(logged)
+        assert (states == PageState.HIT).all()
+        states, _ = await homes.look(told)
+        assert set(np.unique(states)) <= {PageState.HIT, PageState.DEGRADED}
+        degraded = [shard["shard"] for shard in (await homes.status("h2"))["shards"] if shard["state"] == "degraded"]
+        assert degraded == dying_shards
+        await homes.say_all(holder, told)
+        states, _ = await homes.look(np.concatenate([told, logged]))
+        assert (states == PageState.HIT).all()
+        states, _ = await homes.look(keys_of(1000, seed=2))
+        assert (states == PageState.MISSING).all()
+        assert {shard["state"] for shard in (await homes.status("h2"))["shards"]} == {"exact"}
+
+
+async def test_a_home_that_stood_still_past_its_ttl_refuses_everything_and_says_so(start_worker: Start) -> None:
+    holder = start_worker("basic", id="w1")
+    stopped = start_worker("shard-home", id="h1")
+    start_worker("shard-home", id="h2")
+    keys = keys_of(1_000)
+    async with asking(holder) as homes:
+        await homes.served(["h1", "h2"])
+        await homes.add(keys, holder, ack="log")
+        at = next(at for at, home in enumerate(homes.homes) if home[0] == "h1")
+        tokens = [[n, token] for n, (owner, token) in enumerate(homes.table) if owner == at]
+        raw = await homes.to(at)
+        stopped.pause()
+        life = {"holder": [holder.worker, holder.incarnation], "keyspaces": [KEYSPACE], "tokens": tokens}
+        body = records_for(keys_of(500, seed=9)).tobytes()
+        asked = [
+            asyncio.create_task(raw.reply("page_add", life, body=body)),
+            asyncio.create_task(
+                raw.reply("page_lookup", {"keyspace": KEYSPACE, "tokens": tokens}, body=keys.tobytes())
+            ),
+        ]
+        await homes.served(["h2"])
+        stopped.resume()
+        added, looked = await asyncio.gather(*asked, return_exceptions=True)
+        if not isinstance(added, BaseException):
+            outcomes = np.frombuffer(bytes(added.body)[:500], np.uint8)
+            assert set(np.unique(outcomes)) <= {PageOutcome.NOT_HOME, PageOutcome.UNAVAILABLE, PageOutcome.FENCED}
+        if not isinstance(looked, BaseException):
+            states = np.frombuffer(bytes(looked.body)[: len(keys)], np.uint8)
+            assert set(np.unique(states)) <= {PageState.NOT_HOME, PageState.UNAVAILABLE}
+        assert stopped.wait() != 0
+        assert "fenced" in stopped.text
+        assert (await homes.look(keys))[0].tolist() == [PageState.HIT] * len(keys)
+        states, _ = await homes.look(keys_of(500, seed=9))
+        assert not (states == PageState.HIT).any()
+
+
+async def test_a_home_that_leaves_hands_over_before_its_ttl(start_worker: Start) -> None:
+    holder = start_worker("basic", id="w1", session_ttl_s=20)
+    leaving = start_worker("shard-home", id="h1", session_ttl_s=20)
+    start_worker("shard-home", id="h2", session_ttl_s=20)
+    keys = keys_of(5_000)
+    async with asking(holder) as homes:
+        await homes.served(["h1", "h2"])
+        assert (await homes.add(keys, holder) == PageOutcome.STORED).all()
+        assert leaving.stop() == 0
+        await homes.served(["h2"], timeout_s=10)
+        states, _ = await homes.look(keys)
+        assert (states == PageState.HIT).all()
+
+
+async def test_shards_move_to_a_home_that_comes_and_none_of_their_pages_is_lost(start_worker: Start) -> None:
+    holder = start_worker("basic", id="w1")
+    for name in ("h1", "h2"):
+        start_worker("shard-home", id=name)
+    keys = keys_of(20_000)
+    async with asking(holder) as homes:
+        await homes.served(["h1", "h2"])
+        assert (await homes.add(keys[:10_000], holder) == PageOutcome.STORED).all()
+        before = {n: homes.homes[at][0] for n, (at, _) in enumerate(homes.table)}
+        adding = asyncio.create_task(homes.add(keys[10_000:], holder))
+        start_worker("shard-home", id="h3", ready=False)
+        assert (await adding == PageOutcome.STORED).all()
+        await homes.served(["h1", "h2", "h3"])
+        after = {n: homes.homes[at][0] for n, (at, _) in enumerate(homes.table)}
+        moved = [n for n in before if before[n] != after[n]]
+        assert len(moved) <= 30
+        states, places = await homes.look(keys)
+        assert (states == PageState.HIT).all()
+        assert {slot for _, slot in places.values()} == set(range(10_000))
+        for name in ("h1", "h2", "h3"):
+            assert {shard["state"] for shard in (await homes.status(name))["shards"]} == {"exact"}
