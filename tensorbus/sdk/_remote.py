@@ -7,7 +7,7 @@ import logging
 import mmap
 import platform
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final, TypeVar
 
@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("tensorbus.sdk")
 
 T = TypeVar("T")
+_COMPLAIN_S: Final = 5.0
 _NORESERVE: Final = getattr(mmap, "MAP_NORESERVE", 0x4000 if platform.machine() in ("x86_64", "aarch64") else 0)
 
 
@@ -59,14 +60,28 @@ async def open_remote(core: Core, info: ArtifactInfo, *, view: ViewSpec | None, 
     while origins:
         reading = _Reading(origins, ways, view, why, deadline)
         try:
-            return await _in_thread(reading.run, reading.cancel)
+            opened = await _in_thread(reading.run, reading.cancel)
+            await _complain(core, info, reading.wrong)
+            return opened
         except (UnavailableError, CorruptError, FencedError, NotFoundError, DeniedError) as exc:
             log.info("worker %s does not give %s: %s", origins[0].name, info.artifact, exc)
             failed = exc
+            await _complain(core, info, reading.wrong)
         origins = origins[1:]  # without the one that told of the tables: another may have others
     if isinstance(failed, CorruptError | DeniedError):
         raise failed
     raise UnavailableError(f"no worker that holds {info.artifact} can be reached", artifact=info.artifact) from failed
+
+
+async def _complain(core: Core, info: ArtifactInfo, wrong: Collection[str]) -> None:
+    """Have the workers told from which wrong bytes came; what cannot be said, the next reader finds."""
+    if not wrong:
+        return
+    try:
+        deadline = Deadline(_COMPLAIN_S, what="telling of wrong bytes")
+        await core.ask("complain", {"artifact": info.artifact, "workers": sorted(wrong)}, deadline=deadline)
+    except TensorbusError as exc:
+        log.info("wrong bytes of %s are not told: %s", info.artifact, exc)
 
 
 async def put_remote(
@@ -127,6 +142,8 @@ class _Reading:
         self._why = why
         self._deadline = deadline
         self._ends: list[Callable[[], None]] = []
+        self.wrong: set[str] = set()
+        """Workers from which wrong bytes came."""
         self._cancelled = threading.Event()
 
     def cancel(self) -> None:
@@ -147,10 +164,18 @@ class _Reading:
             places = _places(manifest, layout, self._view)
             transfer = Transfer(cut(merged(places)), room, tables=source.tables, ways=self._ways, by_index=False)
             self._ended_by(transfer.cancel)
-            report = transfer.run(self._origins, opened=(client, source), deadline=deadline)
+            try:
+                report = transfer.run(self._origins, opened=(client, source), deadline=deadline)
+            finally:
+                found = (name for name, error in transfer.failures.items() if isinstance(error, CorruptError))
+                self.wrong.update(found)
         finally:
             client.close()
-        self._verify(room, places)
+        try:
+            self._verify(room, places)
+        except CorruptError:
+            self.wrong.update(report.sources)
+            raise
         return Opened(
             manifest=manifest,
             layout=layout,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import asdict, dataclass
 
@@ -22,6 +23,7 @@ from tensorbus.projections import Json, Names, artifact_info, series_news, sessi
 from tensorbus.transport import PoolStats, Reply, Request
 from tensorbus.workers import _requests as ask
 from tensorbus.workers._callers import Caller, Callers
+from tensorbus.workers._complaints import complain
 from tensorbus.workers._core import Core, off_loop
 from tensorbus.workers._events import Cursor, find_cursor, open_cursor, subjects_about
 from tensorbus.workers._follow import Follows
@@ -72,6 +74,7 @@ class DirectoryOps:
             "events_close": self.events_close,
             "locate": self.locate,
             "place": self.place,
+            "complain": self.complain,
         }
 
     # -- names --------------------------------------------------------------------------------------------------------
@@ -286,6 +289,14 @@ class DirectoryOps:
             if isinstance(permit, str)
         ]
         return self._at_position({"artifact": info, "sources": given})
+
+    async def complain(self, caller: Caller, request: Request) -> Reply:
+        """A reader without a worker got wrong bytes: those who sent them are told, as workers tell each other."""
+        asked = ask.parse(ask.Complain, request.args, op="complain")
+        record = rules.live_artifact(self._core.state, tenant=caller.tenant, artifact=ArtifactId(asked.artifact))
+        holding = [one.worker for one in sources_of(self._core.state, record) if one.worker in asked.workers]
+        await asyncio.gather(*(complain(self._core, worker, record.where) for worker in holding))
+        return Reply({"told": holding})
 
     async def place(self, caller: Caller, request: Request) -> Reply:
         asked = ask.parse(ask.Place, request.args, op="place")

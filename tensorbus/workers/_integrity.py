@@ -12,16 +12,16 @@ import logging
 from collections import OrderedDict
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
-from typing import Annotated, Final
+from typing import Final
 
-from pydantic import Field, ValidationError
+from pydantic import ValidationError
 
 from tensorbus.clock import NS_PER_S, Deadline
 from tensorbus.errors import ConflictError, CorruptError, InvalidArgumentError, TensorbusError
 from tensorbus.events import Event, QuarantineCause, ReplicaQuarantined, Tier
 from tensorbus.ids import ArtifactId, WorkerId
 from tensorbus.lifecycle import ReplicaKey
-from tensorbus.workers import _requests as ask
+from tensorbus.workers._complaints import CheckAsk, complain
 from tensorbus.workers._core import Core
 from tensorbus.workers._disk import DiskTier
 from tensorbus.workers._fetch import Fetches
@@ -32,7 +32,6 @@ from tensorbus.workers._tiers import Tiers
 log = logging.getLogger("tensorbus.workers")
 
 HEAL_S: Final = 3600.0
-TELL_S: Final = 5.0
 TOLD_MAX: Final = 16
 """Complaints under way; further ones are dropped, since the next reader complains again."""
 LOOKING_MAX: Final = 64
@@ -40,13 +39,6 @@ LOOK_AGAIN_S: Final = 10.0
 """A copy that was found right is not looked at again within that time, whoever complains."""
 LOOKED_KEPT: Final = 1024
 WRONG_SAID: Final = 16
-
-
-class CheckAsk(ask.Ask):
-    """What is asked at ``<prefix>.rpc.check.<worker>``."""
-
-    tenant: str = Field(pattern=r"^[A-Za-z0-9_.-]{1,64}$")
-    artifact: Annotated[str, Field(max_length=4096)]
 
 
 class Integrity:
@@ -158,13 +150,8 @@ class Integrity:
             self._core.spawn(self._tell(worker, where), name=f"tell {worker} of {where[1]}")
 
     async def _tell(self, worker: WorkerId, where: Where) -> None:
-        bus, (tenant, artifact) = self._core.bus, where
-        question = CheckAsk(tenant=tenant, artifact=artifact).model_dump_json().encode()
-        deadline = Deadline(TELL_S, what=f"telling worker {worker} of wrong bytes")
         try:
-            await bus.ask(bus.subjects.rpc(f"check.{worker}"), question, deadline=deadline)
-        except TensorbusError as error:
-            log.info("worker %s was not told of wrong bytes: artifact=%s reason=%s", worker, artifact, error)
+            await complain(self._core, worker, where)
         finally:
             self._telling -= 1
 

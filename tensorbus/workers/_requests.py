@@ -52,6 +52,11 @@ class OneArtifact(Ask):
     artifact: Ref
 
 
+class Complain(Ask):
+    artifact: Ref
+    workers: Annotated[list[str], Field(min_length=1, max_length=64)]
+
+
 class List(Ask):
     prefix: str = ""
     after: str | None = None

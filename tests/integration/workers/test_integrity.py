@@ -6,10 +6,12 @@ import asyncio
 import json
 import random
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+import tensorbus as tb
 from tensorbus.bus import NatsBus
 from tensorbus.clock import Deadline
 from tensorbus.errors import CorruptError
@@ -67,6 +69,21 @@ async def test_a_reader_tells_the_source_which_looks_itself_and_heals(start_work
         await eventually(third, artifact, lambda info: holders(info) == ["w1", "w2", "w3"] and not info["quarantined"])
         assert before.bytes("w") != DATA, "a map that was open stays what it was"
         assert (await first.open(artifact)).bytes("w") == DATA
+
+
+async def test_a_caller_without_a_worker_tells_too(start_worker: Start, home: Path) -> None:
+    one, two = start_worker(id="w1", host_id="h1"), start_worker(id="w2", host_id="h2")
+    gate = start_worker("gateway", id="gate", host_id="h1")
+    async with await Raw.unix(one.socket) as first, await Raw.unix(two.socket) as second:
+        taken = await first.put({"w": DATA})
+        artifact = taken["artifact"]["artifact"]
+        assert (await second.open(artifact, at_least=taken["position"])).bytes("w") == DATA
+        flip(one, NEAR)
+        async with tb.aconnect(f"tb+tcp://{gate.control}") as bus:
+            art = await bus.artifact(id=artifact)
+            assert bytes(await art.tensor("w", framework="numpy")) == DATA
+        assert await quarantines(first, 1) == [("w1", "reader", ["w"])]
+        await eventually(first, artifact, lambda info: holders(info) == ["w1", "w2"] and not info["quarantined"])
 
 
 async def test_without_another_copy_reading_says_corrupt_until_somebody_puts_it_again(start_worker: Start) -> None:
