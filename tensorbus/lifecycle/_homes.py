@@ -7,6 +7,8 @@ from collections.abc import Iterable
 from fractions import Fraction
 from typing import Final
 
+import numpy as np
+import numpy.typing as npt
 from blake3 import blake3
 
 from tensorbus.ids import prefixed
@@ -30,38 +32,37 @@ def assign(shards: int, homes: Iterable[str]) -> list[tuple[str, ...]]:
         homes: The living workers with the role, in any order.
     """
     names = sorted(set(homes))
-    if not names:
+    if not names or not shards:
         return [()] * shards
-    orders = [_order(shard, names) for shard in range(shards)]
+    weights = np.array([_weights(name, shards) for name in names])
+    orders = np.argsort(~weights, axis=0, kind="stable").T
     capacity = -(-LOAD.numerator * shards // (LOAD.denominator * len(names)))
-    firsts = _firsts(orders, capacity)
+    firsts = _firsts(orders.tolist(), weights.tolist(), capacity)
+    best = orders[:, :CANDIDATES].tolist()
     return [
-        (first, *[name for _, name in order if name != first][: CANDIDATES - 1])
-        for first, order in zip(firsts, orders, strict=True)
+        tuple(names[home] for home in [first, *(home for home in order if home != first)][:CANDIDATES])
+        for first, order in zip(firsts, best, strict=True)
     ]
 
 
-def _order(shard: int, names: list[str]) -> list[tuple[int, str]]:
-    """Weight and name of each home for a shard, the heaviest first."""
-    weights = [
-        (int.from_bytes(blake3(prefixed("home", str(shard), name)).digest(length=8), "little"), name) for name in names
-    ]
-    return sorted(weights, reverse=True)
+def _weights(name: str, shards: int) -> npt.NDArray[np.uint64]:
+    """What each shard thinks of a home."""
+    return np.frombuffer(blake3(prefixed("home", name)).digest(length=8 * shards), "<u8")
 
 
-def _firsts(orders: list[list[tuple[int, str]]], capacity: int) -> list[str]:
+def _firsts(orders: list[list[int]], weights: list[list[int]], capacity: int) -> list[int]:
     """The home of each shard. Shards propose in their order; a full home keeps the heaviest of those who did."""
-    accepted: dict[str, list[tuple[int, int]]] = {name: [] for _, name in orders[0]} if orders else {}
+    accepted: list[list[tuple[int, int]]] = [[] for _ in weights]
     proposed = [0] * len(orders)
     free = list(range(len(orders)))
     while free:
         shard = free.pop()
-        weight, name = orders[shard][proposed[shard]]
+        home = orders[shard][proposed[shard]]
         proposed[shard] += 1
-        mine = accepted[name]
+        offer, mine = (weights[home][shard], shard), accepted[home]
         if len(mine) < capacity:
-            heapq.heappush(mine, (weight, shard))
+            heapq.heappush(mine, offer)
         else:
-            free.append(heapq.heappushpop(mine, (weight, shard))[1])
-    home = {shard: name for name, mine in accepted.items() for _, shard in mine}
-    return [home[shard] for shard in range(len(orders))]
+            free.append(heapq.heappushpop(mine, offer)[1])
+    homes = {shard: home for home, mine in enumerate(accepted) for _, shard in mine}
+    return [homes[shard] for shard in range(len(orders))]

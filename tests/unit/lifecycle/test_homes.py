@@ -9,6 +9,14 @@ from hypothesis import strategies as st
 
 from tensorbus.lifecycle import CANDIDATES, assign
 
+GOLDEN = [
+    ("w0", "w1", "w2"),
+    ("w3", "w1", "w0"),
+    ("w0", "w2", "w1"),
+    ("w2", "w1", "w0"),
+    ("w2", "w0", "w3"),
+    ("w3", "w0", "w2"),
+]
 homes = st.lists(st.from_regex(r"[a-z0-9]{1,6}", fullmatch=True), min_size=1, max_size=20, unique=True)
 
 
@@ -46,3 +54,7 @@ def test_a_second_candidate_takes_over_what_a_home_leaves() -> None:
     heirs = [(old[1], new[0]) for old, new in zip(before, after, strict=True) if old[0] == "w3"]
     assert heirs
     assert sum(second == heir for second, heir in heirs) >= len(heirs) // 2
+
+
+def test_who_has_what_never_changes() -> None:
+    assert assign(6, ["w0", "w1", "w2", "w3"]) == GOLDEN
