@@ -175,8 +175,8 @@ class Keeper:
         return self.holds
 
     async def _steps(self) -> None:
-        if self._core.feed.unsure or not self._projector.sure:
-            return  # perhaps the log lost what the rows say
+        if self._core.feed.unsure or not (self._projector.sure and self._projector.ready):
+            return  # perhaps the log lost what the rows say, or they are made anew and say too little
         self._doubts = self._core.feed.doubts
         for step in (self.archive, self.snapshot, self.announce, self.purge):
             self._stepped_ns = self._core.clock.now_ns()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator, Coroutine
 from contextlib import asynccontextmanager
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 from tensorbus.bus import Archive
 from tensorbus.clock import Deadline
 from tensorbus.config import Settings
+from tensorbus.errors import TensorbusError
 from tensorbus.events import STORE_ROLE
 from tensorbus.lifecycle import log_rules
 from tensorbus.projections import Json
@@ -17,6 +19,8 @@ from tensorbus.workers._answers import Answers
 from tensorbus.workers._core import Core
 from tensorbus.workers._keeper import Keeper, KeeperLimits
 from tensorbus.workers._projector import Projector
+
+log = logging.getLogger("tensorbus.workers")
 
 LOOKS_PER_DELAY = 4
 """How often within a purge's delay to look whether one is announced."""
@@ -68,8 +72,11 @@ class StoreRole:
         return [("project", self.projector.run()), ("keep", self.keeper.run()), ("mind", self.keeper.mind())]
 
     async def leave(self, *, deadline: Deadline) -> None:
-        """The worker stops: another store may keep the log at once."""
-        await self.keeper.leave(deadline=deadline)
+        """The worker stops: another store may keep the log at once. The end of the session says so too, only later."""
+        try:
+            await self.keeper.leave(deadline=deadline)
+        except TensorbusError as error:
+            log.warning("the store's role was not given up: reason=%s", error)
 
     def on_loss(self) -> None:
         """The log lost its tail: look whether the rows and what is known of snapshots outlive it."""
