@@ -23,7 +23,7 @@ from tensorbus.errors import (
     UnavailableError,
 )
 from tensorbus.events import SessionEnd, SessionEnded, decode
-from tensorbus.feeds import Author, DirectoryFeed
+from tensorbus.feeds import Author, DirectoryFeed, LeaseFeed
 from tensorbus.lifecycle import Artifact, Session
 from tensorbus.testing import InvariantError, Node, SimBus, World
 from tensorbus.transport import Channel, Pool, PoolStats, SegmentState, WorkerCard, memory_pair, page_round
@@ -199,9 +199,11 @@ class SimWorker(Worker):
             author = Author(feed, worker=self.worker, incarnation=self._incarnation, ids=self._ids)
             await stack.enter_async_context(feed.running(deadline=Deadline(START_S, what="reading the log")))
             await stack.enter_async_context(author.running())
+            leases = LeaseFeed(bus.pages)
+            await stack.enter_async_context(leases.running(deadline=Deadline(START_S, what="reading the grants")))
             try:
                 async with asyncio.TaskGroup() as group:
-                    await self._serve(group, feed, author, stop=stop, ready=ready)
+                    await self._serve(group, feed, author, leases, stop=stop, ready=ready)
             except* TensorbusError as failed:
                 raise failed.exceptions[0] from None
 

@@ -18,7 +18,7 @@ from tensorbus.clock import Deadline
 from tensorbus.config import Settings
 from tensorbus.errors import ConflictError, OutOfSpaceError, TensorbusError
 from tensorbus.events import STORE_ROLE, Aggregate, AnyRecorded, Event
-from tensorbus.feeds import Author, DirectoryFeed, Remembered
+from tensorbus.feeds import Author, DirectoryFeed, LeaseFeed, Remembered
 from tensorbus.ids import ArtifactId, EventId
 from tensorbus.lifecycle import Directory, Verdict, log_rules
 from tensorbus.projections import Applied, GlobalStore, Json, LiveDirectory
@@ -307,9 +307,11 @@ class KeptWorker(SimWorker):
             if feed.snapshot_used is not None:
                 self.node.world.cover("started_from_snapshot")
             await stack.enter_async_context(author.running())
+            leases = LeaseFeed(bus.pages)
+            await stack.enter_async_context(leases.running(deadline=Deadline(START_S, what="reading the grants")))
             try:
                 async with asyncio.TaskGroup() as group:
-                    await self._serve(group, feed, author, stop=stop, ready=ready)
+                    await self._serve(group, feed, author, leases, stop=stop, ready=ready)
             except* TensorbusError as failed:
                 raise failed.exceptions[0] from None
 
