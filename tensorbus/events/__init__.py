@@ -2,6 +2,7 @@
 
 from tensorbus.events._codec import FACT_BYTES_MAX, decode, decode_body, encode, json_schema
 from tensorbus.events._envelope import (
+    AUTHOR,
     INCARNATION,
     MSG_ID,
     SCHEMA_VERSION,
@@ -90,6 +91,7 @@ from tensorbus.events._subjects import (
 )
 
 __all__ = [
+    "AUTHOR",
     "CONTESTED",
     "EVENT_TYPES",
     "FACT_BYTES_MAX",

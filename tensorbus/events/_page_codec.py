@@ -192,12 +192,12 @@ def _check_records(event: PagesChanged) -> None:
     records = page_records(event)
     if not len(records):
         raise ValueError("it has no records")
-    for name, table in (("keyspace", event.keyspaces), ("holder", event.holders)):
-        most = int(records[name].max())
-        if most >= max(len(table), 1):
-            raise ValueError(f"a record names {name} {most} of {len(table)}")
     ops = records["op"]
     if ops.min() < _OPS[0] or ops.max() > _OPS[1]:
         raise ValueError("a record has an operation that is none")
+    for name, table, silent in (("keyspace", event.keyspaces, PageOp.GONE), ("holder", event.holders, PageOp.CLEAR)):
+        most = int(records[name].max())
+        if most >= max(len(table), 1) or (not table and (ops != silent).any()):
+            raise ValueError(f"a record names {name} {most} of {len(table)}")
     if records["flags"].any():
         raise ValueError("a record has flags that this version does not know")

@@ -7,9 +7,10 @@ from tensorbus.feeds._feed import DirectoryFeed
 from tensorbus.feeds._history import History, archived_files
 from tensorbus.feeds._leases import LeaseFeed, ShardGrant
 from tensorbus.feeds._lookout import insist
+from tensorbus.feeds._page_log import PageLog
 from tensorbus.feeds._remember import Loss, LostPositionError, Remembered, check, newest_truncation, remember
 from tensorbus.feeds._restore import newest_purge
-from tensorbus.feeds._shard_replay import replay_shard
+from tensorbus.feeds._shard_replay import decode_pages, replay_shard
 
 __all__ = [
     "Author",
@@ -18,6 +19,7 @@ __all__ = [
     "LeaseFeed",
     "Loss",
     "LostPositionError",
+    "PageLog",
     "Remembered",
     "ShardGrant",
     "archived_files",
@@ -25,6 +27,7 @@ __all__ = [
     "check",
     "decode_all",
     "decode_one",
+    "decode_pages",
     "insist",
     "newest_purge",
     "newest_snapshot",

@@ -50,25 +50,44 @@ async def replay_shard(
 
 
 async def _replayed(pages: Stream, shard: int, upto: int, before: int | None, deadline: Deadline) -> ShardState:
-    state = await _base(pages, shard, upto, before, deadline)
+    """From the newest snapshot that can be used and counts, else from nothing."""
+    for fact in await shard_snapshots(pages, shard, deadline=deadline):
+        if fact.event.upto > upto or (before is not None and fact.seq >= before):
+            continue
+        state = await _loaded(pages, fact.event, deadline)
+        if state is not None and await _follow(pages, state, upto, fact.seq, deadline):
+            return state
+    state = ShardState(shard, pages.subjects)
+    await _follow(pages, state, upto, None, deadline)
+    return state
+
+
+async def _follow(pages: Stream, state: ShardState, upto: int, begun_by: int | None, deadline: Deadline) -> bool:
+    """Fold what follows; whether the snapshot that it began with, if it did, was its home's to take."""
     if state.seq >= upto:
-        return state
-    async with pages.read(pages.subjects.shard(shard), after=state.seq) as reader, deadline.scope():
+        return True
+    async with pages.read(pages.subjects.shard(state.shard), after=state.seq) as reader, deadline.scope():
         async for batch in reader:
-            await _apply(state, [message for message in batch if message.seq <= upto])
+            if not await _apply(state, [message for message in batch if message.seq <= upto], begun_by):
+                return False
             if batch[-1].seq >= upto:
-                return state
-    raise UnavailableError("the reading of a shard has ended", shard=shard)
+                return True
+    raise UnavailableError("the reading of a shard has ended", shard=state.shard)
 
 
-async def _apply(state: ShardState, batch: Sequence[Message]) -> None:
+async def _apply(state: ShardState, batch: Sequence[Message], begun_by: int | None) -> bool:
     for at, message in enumerate(batch):
-        state.apply(_decoded(message))
+        verdict = state.apply(decode_pages(message))
+        if message.seq == begun_by and not verdict.kept:
+            log.warning("snapshot passed over: shard=%d seq=%d reason=%s", state.shard, message.seq, verdict.why)
+            return False
         if at % BATCHES_AT_ONCE == BATCHES_AT_ONCE - 1:
             await asyncio.sleep(0)
+    return True
 
 
-def _decoded(message: Message) -> AnyPageRecorded:
+def decode_pages(message: Message) -> AnyPageRecorded:
+    """The page fact in a stored message; one that cannot be read counts as unknown."""
     try:
         return decode_page(
             seq=message.seq,
@@ -83,20 +102,19 @@ def _decoded(message: Message) -> AnyPageRecorded:
         return Recorded(message.seq, message.time_ns, message.subject, nobody, UnknownEvent("unreadable"))
 
 
-async def _base(pages: Stream, shard: int, upto: int, before: int | None, deadline: Deadline) -> ShardState:
-    """The newest snapshot that can be used, else an empty state."""
-    for fact in await shard_snapshots(pages, shard, deadline=deadline):
-        event = fact.event
-        if event.upto > upto or (before is not None and fact.seq >= before):
-            continue
-        try:
-            return await _loaded(await get_blob(pages, event.blob, deadline=deadline), pages)
-        except (CorruptError, NotFoundError, UnavailableError) as error:
-            log.warning("a shard's snapshot cannot be used: shard=%d upto=%d reason=%s", shard, event.upto, error)
-    return ShardState(shard, pages.subjects)
+async def _loaded(pages: Stream, fact: ShardSnapshotTaken, deadline: Deadline) -> ShardState | None:
+    """The state that a snapshot holds, ``None`` if it cannot be used."""
+    try:
+        state = await _unpacked(await get_blob(pages, fact.blob, deadline=deadline), pages)
+        if (state.shard, state.seq, state.state_hash) != (fact.shard, fact.upto, fact.state_hash):
+            raise CorruptError("its body is another one than its fact says")
+    except (CorruptError, NotFoundError, UnavailableError) as error:
+        log.warning("snapshot passed over: shard=%d upto=%d reason=%s", fact.shard, fact.upto, error)
+        return None
+    return state
 
 
-async def _loaded(body: bytes, pages: Stream) -> ShardState:
+async def _unpacked(body: bytes, pages: Stream) -> ShardState:
     for state in load_shard(body, subjects=pages.subjects):
         if state is not None:
             return state
@@ -110,7 +128,7 @@ async def shard_snapshots(pages: Stream, shard: int, *, deadline: Deadline) -> l
     found: list[Recorded[ShardSnapshotTaken]] = []
     after = 0
     while (message := await pages.first_from(fence, after + 1, deadline=deadline)) is not None:
-        after, recorded = message.seq, _decoded(message)
+        after, recorded = message.seq, decode_pages(message)
         if isinstance(recorded.event, ShardSnapshotTaken):
             found.append(Recorded(recorded.seq, recorded.time_ns, recorded.subject, recorded.headers, recorded.event))
     return found[::-1]

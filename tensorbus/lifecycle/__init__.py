@@ -10,6 +10,7 @@ from tensorbus.lifecycle._fold_operations import FINISHED_MAX
 from tensorbus.lifecycle._fold_pages import PAGES_FOLD_VERSION, ShardLease, ShardSnapshot, ShardState
 from tensorbus.lifecycle._home_steps import HomeStep, HomeView, next_step
 from tensorbus.lifecycle._homes import CANDIDATES, assign
+from tensorbus.lifecycle._page_batches import PageBatches, Records
 from tensorbus.lifecycle._page_snapshot import dump_shard, load_shard
 from tensorbus.lifecycle._page_table import COPIES_MAX, PageTable
 from tensorbus.lifecycle._records import (
@@ -50,9 +51,11 @@ __all__ = [
     "LogState",
     "Operation",
     "OperationState",
+    "PageBatches",
     "PageTable",
     "Purge",
     "Quarantine",
+    "Records",
     "Replica",
     "ReplicaKey",
     "RoleLease",

@@ -14,11 +14,10 @@ from tensorbus.bus import Appended, append
 from tensorbus.clock import NS_PER_S, Deadline
 from tensorbus.errors import ConflictError, FencedError, TensorbusError, UnavailableError
 from tensorbus.events import Headers, LeaseGranted, PageHolder
-from tensorbus.feeds import LeaseFeed, ShardGrant, replay_shard
+from tensorbus.feeds import LeaseFeed, PageLog, ShardGrant, replay_shard
 from tensorbus.ids import Incarnation, WorkerId, new_event_id
 from tensorbus.lifecycle import HomeStep, HomeView, Touched, assign, log_rules, next_step
 from tensorbus.workers._core import Core
-from tensorbus.workers._home_log import ShardLog
 from tensorbus.workers._home_peers import HomePeers
 from tensorbus.workers._home_shard import HomeShard
 from tensorbus.workers._session import OwnSession
@@ -345,7 +344,7 @@ class HomeRole:
         await self.caught_up(deadline=deadline)
         if not state.holds(*self._me, token) or self._tokens.get(shard) != token or self._leaving:
             return
-        voice = ShardLog(
+        voice = PageLog(
             self._core.bus.pages,
             shard=shard,
             token=token,

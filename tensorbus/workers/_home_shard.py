@@ -12,10 +12,10 @@ import numpy.typing as npt
 from tensorbus.clock import NS_PER_S, Clock
 from tensorbus.errors import OutOfSpaceError
 from tensorbus.events import RECORD, PageHolder, PageOp
+from tensorbus.feeds import PageLog
 from tensorbus.ids import Incarnation, WorkerId
 from tensorbus.lifecycle import PageTable
 from tensorbus.model import PageOutcome, PageState
-from tensorbus.workers._home_log import ShardLog
 
 Records = npt.NDArray[np.void]
 Bytes = npt.NDArray[np.uint8]
@@ -60,7 +60,7 @@ class HomeShard:
         shard: int,
         token: int,
         table: PageTable,
-        log: ShardLog,
+        log: PageLog,
         waiting: set[PageHolder],
         clock: Clock,
         is_live: IsLive,

@@ -106,7 +106,7 @@ def test_records_are_read_in_place_and_cannot_be_written() -> None:
         rows["slot"][0] = 1
 
 
-@pytest.mark.parametrize(("keyspaces", "holders"), [(0, 0), (1, 1), (3, 9), (TABLE_MAX, TABLE_MAX)])
+@pytest.mark.parametrize(("keyspaces", "holders"), [(1, 1), (3, 9), (TABLE_MAX, TABLE_MAX)])
 def test_as_many_records_as_promised_fit(keyspaces: int, holders: int) -> None:
     worst = PageHolder(worker=WorkerId("w" * 64), incarnation=Incarnation("f" * 64))
     names, who = ("0" * 64,) * keyspaces, (worst,) * holders
@@ -115,6 +115,14 @@ def test_as_many_records_as_promised_fit(keyspaces: int, holders: int) -> None:
     assert len(encode(event)) <= PAGE_FACT_BYTES_MAX
     with pytest.raises(InvalidArgumentError, match="over the 65536"):
         encode(replace(event, records=records(most + 64).tobytes()))
+
+
+def test_a_table_may_be_empty_that_no_record_looks_at() -> None:
+    for event in (
+        batch(keyspaces=(), records=records(2, op=PageOp.GONE).tobytes()),
+        batch(holders=(), records=records(2, op=PageOp.CLEAR).tobytes()),
+    ):
+        assert read(encode(event)) == event
 
 
 def test_a_thousand_pages_fit() -> None:
@@ -130,6 +138,10 @@ def test_a_thousand_pages_fit() -> None:
         {"shard": -1},
         {"shard": 1 << 16},
         {"keyspaces": ("0F" * 32,)},
+        {"keyspaces": ()},
+        {"holders": ()},
+        {"holders": (), "records": records(2, op=PageOp.GONE).tobytes()},
+        {"keyspaces": (), "records": records(2, op=PageOp.CLEAR).tobytes()},
         {"keyspaces": ()} | {"records": np.array([(b"", 1, 0, 0, 1, 0, 0, 0, 0, 0, 0)], RECORD).tobytes()},
         {"holders": (PageHolder(worker=WorkerId("a.b"), incarnation=Incarnation("f")),)},
         {"keyspaces": ("0" * 64,) * (TABLE_MAX + 1)},

@@ -410,6 +410,13 @@ def test_a_snapshot_and_what_follows_is_the_same_as_all(plan: list[Step], cut: i
     )  # fmt: skip
 
 
+def test_the_hash_of_a_state_is_the_same_in_every_version() -> None:
+    stream = granted()
+    stream.write(changed(1, (PageOp.ADD, 1, 0, 0, 1), (PageOp.ADD, 2, 1, 1, 2), ttl_s=60))
+    stream.grant(H2)
+    assert stream.state.state_hash == "111bd46481c686beadb489f6445cfc97ce0eeb3dcf6ddbcb8225cb2fdf6006e8"
+
+
 @given(st.lists(steps, max_size=20), st.data())
 def test_a_damaged_snapshot_is_corrupt(plan: list[Step], data: st.DataObject) -> None:
     stream = history([step for step in plan if step.what != "garbled" and step.number != 2])
