@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from tensorbus.clock import Deadline, SystemClock
-from tensorbus.errors import InvalidArgumentError
+from tensorbus.errors import InvalidArgumentError, NotFoundError
 from tensorbus.transport import BlockTable, BulkServer, BulkSink, BulkSource, Origin, SourceTables
 
 _CHUNK = 32 * 1024
@@ -122,12 +122,14 @@ class Lender:
     Attributes:
         data: May be written to, as a memory that fails would be.
         valid: Whether the bytes still are what they were.
+        refuses: Whether it has nothing to lend.
     """
 
     data: bytearray
     spans: list[tuple[int, int]] | None = None
     name: str = "n"
     valid: bool = True
+    refuses: bool = False
     await_block: Callable[[int], None] | None = None
     opened: int = 0
     released: int = 0
@@ -138,6 +140,8 @@ class Lender:
         self.tables = SourceTables(manifest="[]", layout="{}", name=self.name, blocks=table)
 
     def open_source(self, request: Mapping[str, object]) -> BulkSource:
+        if self.refuses:
+            raise NotFoundError("there is nothing here")
         self.opened += 1
         return BulkSource(
             tables=self.tables,

@@ -27,7 +27,8 @@ from tensorbus.transport._page_evict import Watermarks
 from tensorbus.transport._page_layout import PAGE_PLACE, ArenaShape, PagePlaces, PageState, by_segment, slot_bytes
 from tensorbus.transport._page_maps import ArenaWriter, MappedArena, map_pages
 from tensorbus.transport._page_pool import PagePool, PagePoolStats
-from tensorbus.transport._pool import PinWatch, Pool, PoolStats, Segment, SegmentState
+from tensorbus.transport._pin_watch import PinWatch
+from tensorbus.transport._pool import Pool, PoolStats, Segment, SegmentState
 from tensorbus.transport._rendezvous import (
     WorkerCard,
     is_locked,

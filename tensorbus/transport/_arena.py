@@ -52,7 +52,7 @@ class PageSpace:
     """
 
     __slots__ = (
-        "_arenas", "_by_size", "_cached", "_ends", "_holes", "_mask", "_rest", "_shift", "_sizes", "_uses",
+        "_arenas", "_by_size", "_cached", "_ends", "_holes", "_mask", "_rest", "_sizes", "_uses",
         "arena_bytes",
     )  # fmt: skip
 
@@ -60,10 +60,11 @@ class PageSpace:
         if grain_bytes < 1 or grain_bytes & (grain_bytes - 1) or arena_bytes < grain_bytes or arena_bytes % grain_bytes:
             raise InvalidArgumentError(f"arenas of {arena_bytes} bytes in grains of {grain_bytes}")
         self.arena_bytes = arena_bytes
-        self._rest, self._mask, self._shift = grain_bytes - 1, -grain_bytes, grain_bytes.bit_length() - 1
+        self._rest, self._mask = grain_bytes - 1, -grain_bytes
         self._arenas: dict[int, None] = {}
-        self._uses: list[int] = []  # by grain: the generation of what begins there, negative once it was freed
-        self._cached: dict[int, list[int]] = {}
+        # By offset: the generation of what begins there; 0 while that is cached, negative once it was joined.
+        self._uses: dict[int, int] = {}
+        self._cached: dict[int, list[Extent]] = {}  # by size: freed extents, as they will be in their next use
         self._holes: dict[int, int] = {}  # by where they begin
         self._ends: dict[int, int] = {}  # where a hole begins, by where it ends
         self._by_size: dict[int, dict[int, None]] = {}
@@ -75,8 +76,6 @@ class PageSpace:
         """Take one more arena; gives its number."""
         number = next(n for n in count() if n not in self._arenas)
         self._arenas[number] = None
-        grains = self.arena_bytes >> self._shift
-        self._uses += [0] * ((number + 1) * grains - len(self._uses))
         self._add_hole(number * self.arena_bytes, self.arena_bytes)
         return number
 
@@ -101,16 +100,16 @@ class PageSpace:
         """
         cached = self._cached.get(nbytes)
         if cached:
-            offset, need = cached.pop(), nbytes
-        else:
-            need = (nbytes + self._rest) & self._mask or self._rest + 1
-            cached = self._cached.get(need)
-            found = cached.pop() if cached else self._from_hole(need)
-            if found is None:
-                return None
-            offset = found
-        at, uses = offset >> self._shift, self._uses
-        uses[at] = generation = 1 - uses[at]
+            extent = cached.pop()
+            self._uses[extent[0]] = extent[2]
+            return extent
+        need = (nbytes + self._rest) & self._mask or self._rest + 1
+        if need != nbytes and self._cached.get(need):
+            return self.allocate(need)
+        offset = self._from_hole(need)
+        if offset is None:
+            return None
+        self._uses[offset] = generation = 1 - self._uses.get(offset, 0)
         return offset, need, generation
 
     def free(self, extent: Extent) -> None:
@@ -120,23 +119,23 @@ class PageSpace:
             InvalidArgumentError: If it is not, or no longer, allocated.
         """
         offset, nbytes, generation = extent
-        at, uses = offset >> self._shift, self._uses
-        if uses[at] != generation:
+        uses = self._uses
+        if uses.get(offset) != generation:
             raise InvalidArgumentError(f"nothing to free: {extent} is not allocated")
-        uses[at] = -generation
+        uses[offset] = 0
         cached = self._cached.get(nbytes)
         if cached is None:
-            self._cached[nbytes] = [offset]
+            self._cached[nbytes] = [(offset, nbytes, generation + 1)]
         else:
-            cached.append(offset)
+            cached.append((offset, nbytes, generation + 1))
 
     def valid(self, extent: Extent) -> bool:
         """Whether it is still this use of its bytes."""
-        return self._uses[extent[0] >> self._shift] == extent[2]
+        return self._uses.get(extent[0]) == extent[2]
 
     def stats(self) -> SpaceStats:
         """Costs as much as there are holes and freed extents, which it joins."""
-        cached = sum(nbytes * len(offsets) for nbytes, offsets in self._cached.items())
+        cached = sum(nbytes * len(extents) for nbytes, extents in self._cached.items())
         free = sum(self._holes.values())
         capacity = len(self._arenas) * self.arena_bytes
         self._join_cached()
@@ -172,8 +171,9 @@ class PageSpace:
 
     def _join_cached(self) -> None:
         cached, self._cached = self._cached, {}
-        for nbytes, offsets in cached.items():
-            for offset in offsets:
+        for extents in cached.values():
+            for offset, nbytes, generation in extents:
+                self._uses[offset] = 1 - generation
                 self._add_hole(offset, nbytes)
 
     def _add_hole(self, start: int, size: int) -> None:

@@ -39,6 +39,7 @@ class OpenedSource:
         manifest: As JSON; empty where it was not asked for.
         layout: As JSON; empty where it was not asked for.
         ahead: Others that began before us to get the same from there, the last one last.
+        first: Number of the request for the first block that went along; 0 if none did.
     """
 
     source: int
@@ -48,6 +49,7 @@ class OpenedSource:
     manifest: str
     layout: str
     ahead: tuple[str, ...] = ()
+    first: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +91,7 @@ class BulkClient:
         self._lock = threading.RLock()
         self._closed = False
         self._requests = 0
+        self._opened = 0
         self._farewells = 0  # sources given back, whose answers are still to be read
 
     @classmethod
@@ -131,39 +134,46 @@ class BulkClient:
         """``host:port`` of the server."""
         return self._wire.peer
 
-    def open(self, request: Mapping[str, object], *, tables: bool = True, deadline: Deadline) -> OpenedSource:
+    def open(
+        self, request: Mapping[str, object], *, tables: bool = True, first: bool | None = None, deadline: Deadline
+    ) -> OpenedSource:
         """Ask for a source; ``request`` goes to the server's owner as it is.
 
         Args:
             tables: Whether manifest and layout should come.
+            first: Whether the first block is asked for in the same breath, and if so whether with its checksum; it must
+                be received before anything else. ``None`` if not.
 
         Raises:
             TensorbusError: What the owner raised.
         """
         with _Exchange(self, deadline):
             self._wire.send({**request, "t": "open", "tables": tables})
+            number = 0
+            if first is not None:
+                number = self._send_read({"source": self._opened + 1, "blocks": [0, 1], "sums": first})
             while self._farewells:
                 self._expect("closed")
                 self._farewells -= 1
-            header = self._expect("opened")
-            match header:
-                case {
-                    "source": int(source),
-                    "nbytes": int(nbytes),
-                    "generation": int(generation),
-                    "tables": str(named),
-                }:
-                    manifest, layout = str(header.get("manifest", "")), str(header.get("layout", ""))
-                    return OpenedSource(
-                        source=source,
-                        nbytes=nbytes,
-                        generation=generation,
-                        tables=named,
-                        manifest=manifest,
-                        layout=layout,
-                        ahead=_names(header.get("ahead")),
-                    )
-            raise RemoteProtocolError(f"{self._wire.peer} opened a source without its number or size")
+            try:
+                header = self._expect("opened")
+            except _AnswerError:
+                if number:
+                    self._refused()
+                raise
+            source = _opened(header, self._wire.peer, number)
+            self._opened += 1
+            if number and source.source != self._opened:
+                raise RemoteProtocolError(f"{self._wire.peer} opened source {source.source}, not {self._opened}")
+            return source
+
+    def _refused(self) -> None:
+        """Take in what is said of a read from a source that was not opened."""
+        try:
+            message = self._message()
+        except _AnswerError:
+            return
+        raise RemoteProtocolError(f"{self._wire.peer} was to refuse a read, not {message!r:.200}")
 
     def ask_blocks(self, source: int, first: int, count: int, *, sums: bool, deadline: Deadline) -> int:
         """Ask for a source's blocks ``[first, first + count)``; gives the number of the request."""
@@ -298,9 +308,12 @@ class BulkClient:
 
     def _ask(self, header: Mapping[str, object], deadline: Deadline) -> int:
         with _Exchange(self, deadline):
-            self._requests += 1
-            self._wire.send({**header, "t": "read", "request": self._requests})
-            return self._requests
+            return self._send_read(header)
+
+    def _send_read(self, header: Mapping[str, object]) -> int:
+        self._requests += 1
+        self._wire.send({**header, "t": "read", "request": self._requests})
+        return self._requests
 
     def _expect(self, kind: str) -> Mapping[str, object]:
         message = self._message()
@@ -320,6 +333,22 @@ class BulkClient:
             error = message.get("error")
             raise _AnswerError(from_wire(error if isinstance(error, dict) else {}))
         return message
+
+
+def _opened(header: Mapping[str, object], peer: str, first: int) -> OpenedSource:
+    match header:
+        case {"source": int(source), "nbytes": int(nbytes), "generation": int(generation), "tables": str(named)}:
+            return OpenedSource(
+                source=source,
+                nbytes=nbytes,
+                generation=generation,
+                tables=named,
+                manifest=str(header.get("manifest", "")),
+                layout=str(header.get("layout", "")),
+                ahead=_names(header.get("ahead")),
+                first=first,
+            )
+    raise RemoteProtocolError(f"{peer} opened a source without its number or size")
 
 
 class _AnswerError(Exception):

@@ -95,21 +95,24 @@ class Ways:
         """Connect to an address, from the local one that has its turn."""
         return BulkClient.connect(*address, deadline=deadline, local=self._local(number), tls=self.tls)
 
-    def open(self, origin: Origin, number: int, *, tables: bool, deadline: Deadline) -> tuple[BulkClient, OpenedSource]:
+    def open(
+        self, origin: Origin, number: int, *, tables: bool, first: bool = False, deadline: Deadline
+    ) -> tuple[BulkClient, OpenedSource]:
         """Open what an origin lends, over a connection that rests or a new one.
 
         Args:
             number: Of the connection: each has its turn of the addresses on both sides.
             tables: Whether manifest and layout should come.
+            first: Whether the first block should come along.
 
         Raises:
             UnavailableError: If nobody answers; TensorbusError: What the owner raised.
         """
-        line = self._line(origin, number)
+        line, sums = self._line(origin, number), self.sums if first else None
         rested = None if self.lines is None else self.lines.take(line)
         if rested is not None:
             try:
-                return rested, rested.open(origin.request, tables=tables, deadline=deadline)
+                return rested, rested.open(origin.request, tables=tables, first=sums, deadline=deadline)
             except LostError:  # it was cut while it rested
                 rested.close()
             except BaseException:
@@ -117,7 +120,7 @@ class Ways:
                 raise
         client = self.connect(line[0], number, deadline=deadline)
         try:
-            return client, client.open(origin.request, tables=tables, deadline=deadline)
+            return client, client.open(origin.request, tables=tables, first=sums, deadline=deadline)
         except BaseException:
             client.close()
             raise
@@ -299,12 +302,11 @@ class Transfer:
 
     def _begin(self, origins: int, opened: tuple[BulkClient, OpenedSource] | None) -> Callable[[], None] | None:
         """Start what carries the blocks; a path that is the only one is given back, for the caller's own thread."""
-        most = 1 + len(self._blocks) // BLOCKS_PER_CONNECTION
+        most = 1 + max(0, len(self._blocks) - 1) // BLOCKS_PER_CONNECTION
         connections = max(1, min(self._ways.connections, most))
         if connections == 1 and self._spare:
             origin = self._spare.popleft()
-            path = Path(origin.name)
-            self._shares.join(path)
+            path = self._joined(origin, opened)
             return partial(self._carry, path, origin, 0, opened)
         used = min(origins, connections)
         for _ in range(used):
@@ -321,13 +323,19 @@ class Transfer:
 
     def _start(self, origin: Origin, connections: int, opened: tuple[BulkClient, OpenedSource] | None) -> None:
         for number in range(connections):
-            path = Path(origin.name)
-            self._shares.join(path)
+            path = self._joined(origin, opened)
             name = f"fetch {origin.name} {number}"
             thread = threading.Thread(target=self._carry, args=(path, origin, number, opened), name=name, daemon=True)
             opened = None
             self._threads[path] = thread
             thread.start()
+
+    def _joined(self, origin: Origin, opened: tuple[BulkClient, OpenedSource] | None) -> Path:
+        path = Path(origin.name)
+        self._shares.join(path)
+        if opened is not None and opened[1].first:
+            self._shares.claim(path, self._clock.now_ns())
+        return path
 
     def _stop(self) -> None:
         """Wait for the threads that could touch the memory; one that still connects sees afterwards that it is over."""
@@ -396,7 +404,7 @@ class Transfer:
                 if self._over or path.source in self.failures:
                     return
                 self._clients[path] = client
-            self._pump(path, client, source.source)
+            self._pump(path, client, source)
             done = True
         finally:
             with self._changed:
@@ -417,11 +425,13 @@ class Transfer:
 
     # -- blocks -------------------------------------------------------------------------------------------------------
 
-    def _pump(self, path: Path, client: BulkClient, source: int) -> None:
+    def _pump(self, path: Path, client: BulkClient, source: OpenedSource) -> None:
         sums, asked = self._ways.sums, deque[tuple[int, Run]]()
+        if source.first:
+            asked.append((source.first, Run(0, 1)))
         while True:
             for run in self._take(path, idle=not asked):
-                asked.append((self._ask(client, source, run), run))
+                asked.append((self._ask(client, source.source, run), run))
             if not asked:
                 return
             request, run = asked.popleft()

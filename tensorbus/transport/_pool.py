@@ -3,7 +3,6 @@
 # ruff: noqa: SLF001 - a pool and its segments are one unit
 from __future__ import annotations
 
-import asyncio
 import select
 import threading
 from collections.abc import Callable, Iterator
@@ -14,10 +13,13 @@ from itertools import count
 
 from tensorbus.errors import ConflictError, InvalidArgumentError, OutOfSpaceError, UnavailableError
 from tensorbus.transport._fds import close_quietly
+from tensorbus.transport._reserve import next_piece
 from tensorbus.transport._segments import PAGE_BYTES, Memory, new_pin, page_round
 
 _WASTE_SHARE = 8  # a reused segment may be larger than asked by one part in eight
-_WARM_BYTES_MIN = 1 << 20  # a smaller one is made anew as quickly as found again, and would keep a descriptor
+_WARM_BYTES_MIN = 64 << 10  # a smaller one is made anew as quickly as found again, and would keep descriptors
+_SMALL_BYTES = 1 << 20
+_SMALL_WARM_MAX = 256
 _HOLDERS_SHOWN = 10
 _EVENTS_MAX = 256
 
@@ -170,6 +172,7 @@ class Pool:
         budget_bytes: The most memory the pool holds, whatever it is used for.
         reserve_bytes: How much of it :meth:`fill_reserve` makes ready for writers that come new.
         on_freed: Called when a released segment's last reader is gone.
+        on_reserve_used: Called when a piece of the reserve was given out; :meth:`fill_reserve` makes another.
         on_retired: Called with a segment's id and writer when the writer should drop its mapping of a free segment,
             because its memory is wanted elsewhere.
     """
@@ -180,6 +183,7 @@ class Pool:
         *,
         reserve_bytes: int = 0,
         on_freed: FreedHandler | None = None,
+        on_reserve_used: Callable[[], None] | None = None,
         on_retired: RetiredHandler | None = None,
     ) -> None:
         if budget_bytes < PAGE_BYTES or not 0 <= reserve_bytes <= budget_bytes:
@@ -187,10 +191,12 @@ class Pool:
         self.budget_bytes = budget_bytes // PAGE_BYTES * PAGE_BYTES
         self._reserve_bytes = reserve_bytes // PAGE_BYTES * PAGE_BYTES
         self._on_freed = on_freed
+        self._on_reserve_used = on_reserve_used
         self._on_retired = on_retired
         self._lock = threading.RLock()
         self._ids = count(1)
         self._arenas: dict[int, _Arena] = {}
+        self._free: dict[int, _Arena] = {}  # those without a user; the longest free first
         self._used_bytes = 0
         self._pins: dict[int, _Arena] = {}
         self._hangups = select.epoll()
@@ -224,34 +230,54 @@ class Pool:
             elif arena.nbytes > need + need // _WASTE_SHARE + PAGE_BYTES:
                 self._used_bytes -= arena.nbytes - need
                 arena.memory.shrink(need)
+            if arena.tenant is None and arena.generation:
+                self._note(self._on_reserve_used)
             arena.tenant, arena.writer = tenant, writer
             arena.generation += 1
-            arena.user = Segment(self, arena, nbytes=nbytes, tenant=tenant, writer=writer)
-            return arena.user
+            return self._use(arena, nbytes, tenant=tenant, writer=writer)
 
     def fill_reserve(self) -> None:
-        """Make unused memory of the reserve's size ready, as far as the budget goes. Blocks; call it off the loop.
+        """Make unused memory ready until there is as much as the reserve, as far as the budget goes. Blocks; call it
+        off the loop.
+
+        It lies in pieces of 1 MiB to 256 MiB, as many bytes of each size, so that little of one is given back to the
+        machine when it is cut to size.
 
         Raises:
             OutOfSpaceError: If the machine has no memory for it.
         """
+        while self._make_piece():
+            pass
+
+    def _make_piece(self) -> bool:
         with self._changing():
-            ready = sum(arena.nbytes for arena in self._arenas.values() if arena.tenant is None)
-            room = min(self._reserve_bytes - ready, self.budget_bytes - self._used_bytes)
+            ready = [arena.nbytes for arena in self._arenas.values() if arena.tenant is None]
+            room = min(self._reserve_bytes - sum(ready), self.budget_bytes - self._used_bytes)
             if room < PAGE_BYTES:
-                return
-            arena = self._new_arena(room)
+                return False
+            arena = self._new_arena(next_piece(ready, self._reserve_bytes, room))
             # Not for anybody until its pages are there.
-            arena.user = Segment(self, arena, nbytes=room, tenant="", writer=None)
+            self._use(arena, arena.nbytes, tenant="", writer=None)
         try:
             arena.memory.prefault()
         finally:
             with self._changing():
-                arena.user = None
+                arena.generation += 1
+                self._let_go(arena)
+        return True
+
+    def _use(self, arena: _Arena, nbytes: int, *, tenant: str, writer: str | None) -> Segment:
+        arena.user = user = Segment(self, arena, nbytes=nbytes, tenant=tenant, writer=writer)
+        self._free.pop(arena.id, None)
+        return user
+
+    def _let_go(self, arena: _Arena) -> None:
+        arena.user = None
+        self._free[arena.id] = arena
 
     def _reusable(self, need: int, *, tenant: str, writer: str | None, fresh: bool) -> _Arena | None:
         def suits(arena: _Arena) -> bool:
-            if arena.user is not None or arena.retired or arena.nbytes < need:
+            if arena.retired or arena.nbytes < need:
                 return False
             if arena.tenant is None:
                 return True  # never used: it can be cut to size
@@ -261,12 +287,12 @@ class Pool:
                 return not fresh
             return not arena.writer_pins and (writer is None or not arena.memory.write_sealed)
 
-        found = [arena for arena in self._arenas.values() if suits(arena)]
+        found = [arena for arena in self._free.values() if suits(arena)]
         # What was used before goes first: the reserve is for those who have nothing.
         return min(found, key=lambda arena: (arena.tenant is None, arena.nbytes), default=None)
 
     def _make_room(self, need: int, tenant: str) -> None:
-        free = [arena for arena in self._arenas.values() if arena.user is None and not arena.retired]
+        free = [arena for arena in self._free.values() if not arena.retired]
         lacking = self._used_bytes + need - self.budget_bytes
         droppable = sum(arena.nbytes for arena in free if not arena.writer_pins)
         if lacking > droppable:
@@ -297,6 +323,7 @@ class Pool:
 
     def _drop(self, arena: _Arena) -> None:
         del self._arenas[arena.id]
+        self._free.pop(arena.id, None)
         self._used_bytes -= arena.nbytes
         arena.memory.close()
 
@@ -355,11 +382,17 @@ class Pool:
         user = arena.user
         if user is not None and user.state is SegmentState.RELEASED and not arena.reader_pins and not arena.leases:
             user.state = SegmentState.FREED
-            arena.user = None
+            self._let_go(arena)
             self._note(self._on_freed, user)
-        spent = arena.retired or arena.nbytes < _WARM_BYTES_MIN
+        spent = arena.retired or self._too_small(arena)
         if arena.user is None and not arena.writer_pins and spent and arena.id in self._arenas:
             self._drop(arena)
+
+    def _too_small(self, arena: _Arena) -> bool:
+        if arena.nbytes < _WARM_BYTES_MIN:
+            return True
+        small = sum(other.nbytes < _SMALL_BYTES for other in self._free.values())
+        return arena.nbytes < _SMALL_BYTES and small > _SMALL_WARM_MAX
 
     # -- pins ---------------------------------------------------------------------------------------------------------
 
@@ -390,7 +423,7 @@ class Pool:
     def stats(self) -> PoolStats:
         """A consistent look at the accounts."""
         with self._lock:
-            busy = sum(arena.nbytes for arena in self._arenas.values() if arena.user is not None)
+            busy = self._used_bytes - sum(arena.nbytes for arena in self._free.values())
             retiring = self._retiring_bytes()
             return PoolStats(
                 budget_bytes=self.budget_bytes,
@@ -419,7 +452,7 @@ class Pool:
                 self._drop(arena)
 
     def _retiring_bytes(self) -> int:
-        return sum(arena.nbytes for arena in self._arenas.values() if arena.retired and arena.user is None)
+        return sum(arena.nbytes for arena in self._free.values() if arena.retired)
 
     def _out_of_space(self, need: int, tenant: str) -> OutOfSpaceError:
         users = sorted(
@@ -472,22 +505,3 @@ def _holder(arena: _Arena, tenant: str) -> dict[str, object]:
         "pins": len(arena.reader_pins) + arena.leases,
         "state": str(user.state),
     }
-
-
-class PinWatch:
-    """Has the running loop tell a pool about ended pins, from :meth:`start` to :meth:`close`."""
-
-    def __init__(self, pool: Pool) -> None:
-        self._pool = pool
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._fd = pool.fileno()
-
-    def start(self) -> None:
-        self._loop = asyncio.get_running_loop()
-        self._loop.add_reader(self._fd, self._pool.reap)
-
-    def close(self) -> None:
-        """Stop watching; call it before the pool is closed. Safe to repeat."""
-        if self._loop is not None:
-            self._loop.remove_reader(self._fd)
-            self._loop = None

@@ -18,6 +18,7 @@ PAGE_BYTES = mmap.PAGESIZE
 _F_ADD_SEALS = 1033
 _F_SEAL_SEAL, _F_SEAL_SHRINK, _F_SEAL_GROW, _F_SEAL_FUTURE_WRITE = 0x01, 0x02, 0x04, 0x10
 _MADV_POPULATE_WRITE = 23
+_HUGE_BYTES = 2 << 20
 _LIBC = ctypes.CDLL(None, use_errno=True)
 _LIBC.madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
 
@@ -53,7 +54,7 @@ class Memory:
             raise _translate(exc, nbytes) from exc
         try:
             os.ftruncate(self.fd, nbytes)
-            self.map = mmap.mmap(self.fd, nbytes, flags=mmap.MAP_SHARED)
+            self.map = self._mapped(nbytes)
         except OSError as exc:
             os.close(self.fd)
             raise _translate(exc, nbytes) from exc
@@ -70,8 +71,15 @@ class Memory:
         """Give the end back to the machine and keep the warm beginning. Only before the size is fixed."""
         self.map.close()
         os.ftruncate(self.fd, nbytes)
-        self.map = mmap.mmap(self.fd, nbytes, flags=mmap.MAP_SHARED)
+        self.map = self._mapped(nbytes)
         self.nbytes = nbytes
+
+    def _mapped(self, nbytes: int) -> mmap.mmap:
+        mapping = mmap.mmap(self.fd, nbytes, flags=mmap.MAP_SHARED)
+        if nbytes >= _HUGE_BYTES:
+            with contextlib.suppress(OSError):  # a kernel without them; most have them switched off for shared memory
+                mapping.madvise(mmap.MADV_HUGEPAGE)
+        return mapping
 
     def fix_size(self) -> None:
         """From now on nobody can change the size: a shrunk file would kill whoever touches the lost pages."""

@@ -127,6 +127,15 @@ class Shares:
         path.runs.append(list(range(first, first + wanted)))
         return Run(first, wanted)
 
+    def claim(self, path: Path, now_ns: int) -> None:
+        """The first block was asked for with the opening of the path's source; before anything else is taken."""
+        first, count = self._todo.pop(0)
+        if count > 1:
+            self._todo.insert(0, (first + 1, count - 1))
+        self._todo_blocks -= 1
+        path.since_ns = now_ns
+        path.runs.append([first])
+
     def came(self, path: Path, index: int, now_ns: int) -> None:
         """A block's bytes are here and right."""
         path.runs[0].remove(index)

@@ -10,7 +10,7 @@ from contextlib import ExitStack, asynccontextmanager
 from typing import Any, TypeVar
 
 from tensorbus.clock import Deadline
-from tensorbus.errors import CorruptError, InvalidArgumentError, NotFoundError, OutOfSpaceError
+from tensorbus.errors import ConflictError, CorruptError, InvalidArgumentError, NotFoundError, OutOfSpaceError
 from tensorbus.ids import ArtifactId, WorkerId
 from tensorbus.lifecycle import Artifact, rules
 from tensorbus.model import Layout, Manifest
@@ -18,7 +18,7 @@ from tensorbus.projections import artifact_info
 from tensorbus.transport import BulkServer, BulkSink, BulkSource, Segment, TlsFiles, page_round
 from tensorbus.transport._spill import mapped_spill
 from tensorbus.workers import _requests as ask
-from tensorbus.workers._core import Core
+from tensorbus.workers._core import Core, off_loop
 from tensorbus.workers._disk import DiskTier
 from tensorbus.workers._fetch import Fetches
 from tensorbus.workers._permits import KeyAsk, PermitAsk, Permits, parse_ask
@@ -26,7 +26,7 @@ from tensorbus.workers._puts import Incoming, Placement, Puts, Taken, digest_hel
 from tensorbus.workers._readers import Readers
 from tensorbus.workers._store import Held, Store
 from tensorbus.workers._tiers import Tiers
-from tensorbus.workers._transfers import shared
+from tensorbus.workers._transfers import large, shared
 
 log = logging.getLogger("tensorbus.workers")
 
@@ -72,7 +72,7 @@ class BulkSide:
     # -- called from the server's threads -----------------------------------------------------------------------------
 
     def open_source(self, request: Mapping[str, object]) -> BulkSource:
-        return self._on_loop(self._lend(request), timeout_s=ASK_S)
+        return self._at_hand(request) or self._on_loop(self._lend(request), timeout_s=ASK_S)
 
     def open_sink(self, request: Mapping[str, object], nbytes: int) -> BulkSink:
         permit = self._on_loop(self._allowed(request, "put"), timeout_s=ASK_S)
@@ -84,6 +84,35 @@ class BulkSide:
             commit=lambda fields: self._on_loop(self._commit(permit, segment, fields, handed_in), timeout_s=None),
             # What was handed in is the put's to give back: its fact may be under way.
             abort=lambda: None if handed_in else segment.release(),
+        )
+
+    def _at_hand(self, request: Mapping[str, object]) -> BulkSource | None:
+        """What is in memory under that very id, without waiting for the loop; ``None`` if it must look."""
+        asked = self._permits.check(request.get("permit"), "read")
+        held = self._store.get(asked.tenant, ArtifactId(asked.artifact))
+        if held is None or held.settling or large(held.nbytes):
+            return None
+        try:
+            return self._source(held)
+        except ConflictError:  # it ends just now
+            return None
+
+    def _source(
+        self, held: Held, *, await_block: Callable[[int], None] | None = None, ahead: Sequence[WorkerId] = ()
+    ) -> BulkSource:
+        tables, stack = held.tables(), ExitStack()
+        return BulkSource(
+            tables=tables,
+            nbytes=held.nbytes,
+            parts=stack.enter_context(held.reading()),
+            generation=held.parts[0].generation,
+            # What is still arriving is in nobody's store; its blocks that have come are right all the same.
+            valid=lambda: (
+                held.valid and not held.wrong and (await_block is not None or self._store.get(*held.where) is held)
+            ),
+            release=stack.close,
+            await_block=await_block,
+            ahead=ahead,
         )
 
     def _on_loop(self, work: Coroutine[Any, Any, T], *, timeout_s: float | None) -> T:
@@ -138,26 +167,13 @@ class BulkSide:
     async def _lent(
         self, held: Held, *, await_block: Callable[[int], None] | None = None, ahead: Sequence[WorkerId] = ()
     ) -> BulkSource:
-        tables = await held.tables()
-        stack = ExitStack()
-        return BulkSource(
-            tables=tables,
-            nbytes=held.nbytes,
-            parts=stack.enter_context(held.reading()),
-            generation=held.parts[0].generation,
-            # What is still arriving is in nobody's store; its blocks that have come are right all the same.
-            valid=lambda: (
-                held.valid and not held.wrong and (await_block is not None or self._store.get(*held.where) is held)
-            ),
-            release=stack.close,
-            await_block=await_block,
-            ahead=ahead,
-        )
+        await off_loop(Held.tables, held, weight=len(held.manifest))
+        return self._source(held, await_block=await_block, ahead=ahead)
 
     async def _lent_from_disk(self, record: Artifact) -> BulkSource:
         """What is on disk, though memory has no room for it."""
         spill, held = await self._disk.lend(record)
-        tables = await held.tables()
+        tables = await off_loop(Held.tables, held, weight=len(held.manifest))
         stack = ExitStack()
         parts = stack.enter_context(mapped_spill(spill))
         return BulkSource(

@@ -30,6 +30,8 @@ from tensorbus.workers._transfers import ways_of
 
 log = logging.getLogger("tensorbus.workers")
 
+REFILL_DELAY_S = 0.5
+
 MakeOrder = Callable[[str, int], Order]
 """Makes an eviction policy by its name, for a tier of so many bytes."""
 
@@ -41,7 +43,13 @@ class MemoryRole:
         self._core = core
         self._loop = asyncio.get_running_loop()
         self.on_retired: Callable[[int, str | None], None] = lambda _segment, _writer: None
-        self.pool = Pool(settings.pool_bytes, reserve_bytes=settings.reserve_bytes, on_retired=self._retired)
+        self._reserve_used = asyncio.Event()
+        self.pool = Pool(
+            settings.pool_bytes,
+            reserve_bytes=settings.reserve_bytes,
+            on_reserve_used=self._refill,
+            on_retired=self._retired,
+        )
         self.store = Store()
         folder = None
         if settings.disk_bytes:
@@ -85,6 +93,10 @@ class MemoryRole:
             integrity=self.integrity,
         )
 
+    def _refill(self) -> None:
+        """Comes from whatever thread asked the pool."""
+        self._loop.call_soon_threadsafe(self._reserve_used.set)
+
     def _retired(self, segment: int, writer: str | None) -> None:
         """Comes from whatever thread asked the pool."""
         self._loop.call_soon_threadsafe(lambda: self.on_retired(segment, writer))
@@ -101,7 +113,7 @@ class MemoryRole:
             role.address = role.bulk.start(settings.data_host, settings.data_port, tls=tls_files(settings))
             pins.start()
             if settings.reserve_bytes:
-                core.spawn(role._fill_reserve(), name="fill reserve")
+                core.spawn(role._keep_reserve(), name="fill reserve")
             async with role.bulk.permitting(), role.operations.answering(), role.integrity.answering():
                 yield role
         finally:
@@ -119,8 +131,13 @@ class MemoryRole:
         """The log lost its tail."""
         self.disk.on_loss()
 
-    async def _fill_reserve(self) -> None:
-        try:
-            await asyncio.to_thread(self.pool.fill_reserve)
-        except OutOfSpaceError:
-            return  # the first put says so to somebody who can act on it
+    async def _keep_reserve(self) -> None:
+        """Have the reserve filled, for ever, a little after it was used: many puts come together."""
+        while True:
+            try:
+                await asyncio.to_thread(self.pool.fill_reserve)
+            except OutOfSpaceError as error:  # the first put says so to somebody who can act on it
+                log.info("the reserve is not filled: %s", error)
+            await self._reserve_used.wait()
+            await asyncio.sleep(REFILL_DELAY_S)
+            self._reserve_used.clear()

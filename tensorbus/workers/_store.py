@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -15,6 +16,9 @@ from tensorbus.transport import BlockTable, Segment, SourceTables, Span, Transfe
 from tensorbus.workers._core import manifest_body, off_loop
 
 Where = tuple[str, ArtifactId]
+
+_TABLES = threading.Lock()
+"""Two readers that come at once must share what they learn of the blocks."""
 
 
 def spans_of(manifest: Manifest, layout: Layout) -> list[Span]:
@@ -61,14 +65,15 @@ class Held:
             known = self._json = (manifest, await off_loop(manifest_body, manifest, weight=len(manifest)))
         return known[1]
 
-    async def tables(self) -> SourceTables:
-        """What a reader on another host needs to know, made once."""
-        known = self._tables
-        if known is None or known[0] is not self.manifest:
-            manifest = self.manifest
-            known = self._tables = (manifest, await off_loop(self._make_tables, manifest, weight=len(manifest)))
-            self.blocks = known[1].blocks
-        return known[1]
+    def tables(self) -> SourceTables:
+        """What a reader on another host needs to know, made once. May be asked from any thread; hashes the layout."""
+        with _TABLES:
+            known = self._tables
+            if known is None or known[0] is not self.manifest:
+                manifest = self.manifest
+                known = self._tables = (manifest, self._make_tables(manifest))
+                self.blocks = known[1].blocks
+            return known[1]
 
     def _make_tables(self, manifest: Manifest) -> SourceTables:
         layout = self.layout.to_json()

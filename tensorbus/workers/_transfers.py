@@ -84,9 +84,14 @@ def ways_of(settings: Settings) -> How:
     return How(ways, settings.data_verify)
 
 
-def shared(record: Artifact) -> bool:
+def large(nbytes: int) -> bool:
     """Whether it is enough to be brought by several sources, or handed on while it comes."""
-    return record.nbytes >= SHARED_BYTES_MIN
+    return nbytes >= SHARED_BYTES_MIN
+
+
+def shared(record: Artifact) -> bool:
+    """Whether an artifact is :func:`large`."""
+    return large(record.nbytes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,7 +220,9 @@ class Transfers:
         origin = Origin(name=source.worker, addresses=parse_addresses(source.data), request={"permit": permit})
         connecting = Deadline(CONNECT_S, what=f"connecting to worker {origin.name}")
         asking = replace(origin, request={**origin.request, **asked})
-        work = partial(self._how.ways.open, asking, 0, tables=True, deadline=connecting)
+        # What is large may come from elsewhere; what has no bytes has no block.
+        first = record.nbytes > 0 and not shared(record)
+        work = partial(self._how.ways.open, asking, 0, tables=True, first=first, deadline=connecting)
         opening = asyncio.ensure_future(asyncio.to_thread(work))
         try:
             return origin, *await asyncio.shield(opening)

@@ -18,7 +18,7 @@ from tensorbus.testing._certificates import make_certificates
 from tensorbus.testing._processes import Program, WorkerProgram
 from tensorbus.transport import BulkClient
 from tests.chaos.conftest import Field, fds
-from tests.integration.workers.raw import Raw, flip, until
+from tests.integration.workers.raw import Raw, flip, held_by, until
 from tests.sizes import SIZES
 
 pytestmark = [pytest.mark.chaos, pytest.mark.timeout(SIZES.timeout_s)]
@@ -65,7 +65,8 @@ async def test_a_source_that_stops_within_a_fetch_is_replaced_by_another(start_w
         taken = await first.put({"w": DATA}, key="k")
         artifact = taken["artifact"]["artifact"]
         await second.open(artifact, at_least=taken["position"])
-        fetching = asyncio.ensure_future(third.open(artifact, at_least=taken["position"] + 1, timeout_s=60))
+        await held_by(third, artifact, "w1", "w2")
+        fetching = asyncio.ensure_future(third.open(artifact, timeout_s=60))
         await begun(third, fetching)
         one.pause()
         opened = await fetching

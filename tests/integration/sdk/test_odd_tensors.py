@@ -196,4 +196,5 @@ def test_a_tensor_of_more_than_4_gib(nats_server: Server, home: Path) -> None:
                 came = far.artifact("big", at_least=art.position)
                 assert came["big"][places].tolist() == big[places].tolist()
                 assert came["small"].item() == 7
+                came.prefetch("w2")  # a copy that is there by now; its fact too
                 assert {replica.worker for replica in came.replicas()} == {"w1", "w2"}

@@ -7,8 +7,10 @@ import random
 import pytest
 
 from tensorbus.clock import Deadline
-from tensorbus.errors import UnavailableError
-from tensorbus.transport import Lines, Transfer, Ways
+from tensorbus.errors import NotFoundError, UnavailableError
+from tensorbus.transport import BulkClient, Lines, Transfer, Ways
+from tensorbus.transport._blocks import BLOCK_BYTES
+from tensorbus.transport._bulk_client import Wanted
 from tensorbus.transport._lines import KEPT_EACH_MAX, REST_S
 from tests.paths import Lender, ProxyPath, lending, origin, wait_for
 
@@ -93,3 +95,38 @@ def test_few_rest_for_each_address_and_none_after_the_end() -> None:
         lines.keep(line, ways.connect(line[0], 0, deadline=soon()))
         assert lines.take(line) is None
         wait_for(lambda: not server._served)
+
+
+def opened_with_first(lender: Lender, lines: Lines, address: tuple[str, int]) -> bytearray:
+    ways, room = Ways(lines=lines), bytearray(len(lender.data))
+    w1 = origin("w1", address)
+    opened = ways.open(w1, 0, tables=True, first=True, deadline=soon())
+    transfer = Transfer(lender.tables.blocks.blocks, memoryview(room), tables=lender.name, ways=ways)
+    transfer.run([w1], opened=opened, deadline=soon())
+    return room
+
+
+@pytest.mark.parametrize("blocks", [1, 2, 9])
+def test_the_first_block_comes_with_the_opening(blocks: int) -> None:
+    lender, lines = Lender(bytearray(random.Random(3).randbytes(blocks * BLOCK_BYTES - 7))), Lines()
+    with lending(lender) as server:
+        for _ in range(3):
+            assert opened_with_first(lender, lines, (server.host, server.port)) == lender.data
+        lines.close()
+
+
+def test_a_connection_goes_on_after_it_was_refused_a_source_with_its_first_block() -> None:
+    lender = Lender(bytearray(DATA))
+    with lending(lender) as server:
+        client = BulkClient.connect(server.host, server.port, deadline=soon())
+        lender.refuses = True
+        with pytest.raises(NotFoundError, match="there is nothing here"):
+            client.open({}, first=True, deadline=soon())
+        lender.refuses = False
+        source = client.open({}, first=True, deadline=soon())
+        room = bytearray(len(DATA))
+        wanted = [Wanted(0, [memoryview(room)], len(room))]
+        (came,) = client.receive(source.first, wanted, sums=True, deadline=soon())
+        assert came.right
+        assert room == DATA
+        client.close()

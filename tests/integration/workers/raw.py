@@ -36,6 +36,13 @@ async def until(condition: Callable[[], object], what: str, *, timeout_s: float 
             await asyncio.sleep(0.02)
 
 
+async def held_by(raw: Raw, ref: str, *workers: str) -> None:
+    """Wait until those workers are known to have copies: a reader has its bytes before the fact of them is kept."""
+    async with Deadline(20, what=f"copies of {ref} on {workers}").scope():
+        while sorted(one["worker"] for one in (await raw.resolve(ref))["replicas"]) != list(workers):
+            await asyncio.sleep(0.02)
+
+
 def flip(worker: Program, near: bytes) -> None:
     """Change one bit of each of a worker's segments in which some bytes lie."""
     maps = Path(f"/proc/{worker.pid}/maps").read_text().splitlines()

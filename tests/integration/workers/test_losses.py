@@ -18,7 +18,7 @@ from tensorbus.errors import NotFoundError, TensorbusError
 from tensorbus.events import LogTruncated
 from tensorbus.feeds import decode_all
 from tensorbus.testing._processes import Processes, WorkerProgram
-from tests.integration.workers.raw import Raw
+from tests.integration.workers.raw import Raw, held_by
 from tests.integration.workers.test_workers import noise
 
 pytestmark = pytest.mark.integration
@@ -158,8 +158,7 @@ async def test_a_tail_that_was_lost_is_said_again(field: Field) -> None:
         for number, was in ((1, record), (2, second)):
             found = await there.call("version", name="s", number=number)
             assert found["artifact"]["artifact"] == was["artifact"]
-        replicas = (await here.resolve("after/0"))["replicas"]
-        assert sorted(replica["worker"] for replica in replicas) == ["w1", "w2"]
+        await held_by(here, "after/0", "w1", "w2")
         assert (await here.call("renew", leases=[pinned["lease"]]))["ended"] == []
         await here.call("release", lease=pinned["lease"])
         await put_all(here, some("new", 3))

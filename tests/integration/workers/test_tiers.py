@@ -346,6 +346,7 @@ def test_by_sdk_and_command_line(start_worker: Start, home: Path, capsys: pytest
         assert "last one" in capsys.readouterr().err
         with tb.connect(home=home, host_id="elsewhere") as other:
             assert np.array_equal(other.artifact("may").tensor("w", framework="numpy"), data[:-1])
+            other.artifact("may").prefetch("w2")  # its copy is on the log then
         assert run(["evict", "may", "--home", str(home)]) == 0
         assert [r.worker for r in bus.artifact("may").info().replicas] == ["w2"]
     worker.kill9()

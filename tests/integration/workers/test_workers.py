@@ -27,7 +27,7 @@ from tensorbus.errors import (
 from tensorbus.model import Manifest, TensorSpec, plan_layout
 from tensorbus.testing._processes import Processes, Program, WorkerProgram
 from tensorbus.transport import BulkClient, hash_bytes
-from tests.integration.workers.raw import Raw, manifest_of, until
+from tests.integration.workers.raw import Raw, held_by, manifest_of, until
 from tests.sizes import SIZES
 
 pytestmark = pytest.mark.integration
@@ -73,8 +73,7 @@ async def test_what_one_host_puts_is_read_there_without_a_copy_and_on_another_ov
         for opened in (near, far):
             assert {name: opened.bytes(name) for name in tensors} == tensors
         assert (await there.open(record["artifact"])).path == "shm"  # it is held here now, as a fact
-        replicas = (await there.resolve("demo/linear"))["replicas"]
-        assert sorted(replica["worker"] for replica in replicas) == ["w1", "w2"]
+        await held_by(there, "demo/linear", "w1", "w2")
 
 
 async def test_many_callers_fetch_an_artifact_once(start_worker: Start) -> None:
@@ -323,7 +322,8 @@ async def test_a_source_that_is_killed_within_a_fetch_is_replaced_by_another(sta
         artifact = taken["artifact"]["artifact"]
         replica = await second.open(artifact, at_least=taken["position"])
         del replica
-        fetching = asyncio.create_task(third.open(artifact, at_least=taken["position"] + 1, timeout_s=60))
+        await held_by(third, artifact, "w1", "w2")
+        fetching = asyncio.create_task(third.open(artifact, timeout_s=60))
         while (await third.stats())["pool"]["busy_bytes"] == 0 and not fetching.done():
             await asyncio.sleep(0.001)
         one.kill9()

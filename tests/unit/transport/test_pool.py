@@ -6,13 +6,14 @@ import asyncio
 import os
 
 import pytest
-from hypothesis import settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from tensorbus.errors import ConflictError, DeniedError, InvalidArgumentError, OutOfSpaceError, UnavailableError
 from tensorbus.transport import PinWatch, Pool, Segment, SegmentState, map_private, map_shared, page_round
 from tensorbus.transport import _pool as module
+from tensorbus.transport._reserve import PIECES_MAX, next_piece
 
 PAGE = page_round(1)
 
@@ -189,6 +190,44 @@ def test_the_reserve_is_cut_to_size_for_a_new_writer() -> None:
     assert read(segment)[:5] == b"hello"
     pool.fill_reserve()
     assert pool.stats().used_bytes == 37 * PAGE
+    pool.close()
+
+
+def test_a_reserve_that_was_used_is_told_of_and_lies_in_pieces_of_many_sizes() -> None:
+    mib = 1 << 20
+    used: list[bool] = []
+    pool = Pool(64 * mib, reserve_bytes=40 * mib, on_reserve_used=lambda: used.append(True))
+    pool.fill_reserve()
+    assert pool.stats().free_bytes == 40 * mib
+    first = pool.allocate(mib, tenant="t")
+    assert (used, pool.stats().free_bytes) == ([True], 39 * mib)
+    pool.fill_reserve()
+    assert pool.stats().free_bytes == 40 * mib
+    first.seal()
+    first.release()
+    pool.allocate(mib, tenant="t")
+    assert used == [True]  # what was used before is no part of the reserve
+    pool.close()
+
+
+@given(reserve=st.integers(1, 1 << 20).map(lambda pages: pages * PAGE), room=st.integers(1, 1 << 20))
+def test_a_reserve_comes_to_its_size_in_few_pieces(reserve: int, room: int) -> None:
+    ready: list[int] = []
+    while sum(ready) < min(reserve, room * PAGE):
+        ready.append(next_piece(ready, reserve, min(reserve, room * PAGE) - sum(ready)))
+        assert ready[-1] % PAGE == 0
+        assert ready[-1] >= PAGE
+    assert sum(ready) == min(reserve, room * PAGE)
+    assert len(ready) <= 5 * PIECES_MAX
+
+
+def test_many_small_segments_do_not_all_stay_warm(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_SMALL_WARM_MAX", 3)
+    pool = Pool(64 * PAGE)
+    segments = [filled(pool, b"x") for _ in range(10)]
+    for segment in segments:
+        segment.release()
+    assert pool.stats().segments == 3
     pool.close()
 
 
