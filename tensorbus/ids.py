@@ -130,6 +130,8 @@ def check_tensor_name(text: object) -> str:
 
 
 def _check_utf8(text: str, *, what: str, limit: int) -> None:
+    if len(text) <= limit and text.isascii():
+        return
     try:
         nbytes = len(text.encode("utf-8"))
     except UnicodeEncodeError as exc:

@@ -31,7 +31,11 @@ class Layout:
 
     def to_json(self) -> str:
         """Compact JSON: ``{"nbytes":…,"offsets":[…]}``."""
-        return json.dumps({"nbytes": self.nbytes, "offsets": self.offsets}, separators=(",", ":"))
+        return json.dumps(self.to_value(), separators=(",", ":"))
+
+    def to_value(self) -> dict[str, object]:
+        """The same before it is text, to be a part of other JSON."""
+        return {"nbytes": self.nbytes, "offsets": self.offsets}
 
     @staticmethod
     def from_json(data: str | bytes | memoryview, manifest: Manifest) -> Layout:
@@ -40,11 +44,19 @@ class Layout:
         Raises:
             CorruptError: If it is anything else, or does not fit the manifest.
         """
-        body = load_json(data, what="layout")
+        return Layout.from_value(load_json(data, what="layout"), manifest)
+
+    @staticmethod
+    def from_value(body: object, manifest: Manifest) -> Layout:
+        """The same of what :meth:`to_value` gave, read from JSON.
+
+        Raises:
+            CorruptError: If it is no layout, or does not fit the manifest.
+        """
         if not isinstance(body, dict) or body.keys() != {"nbytes", "offsets"} or not isinstance(body["offsets"], list):
             raise CorruptError('the layout is not valid: it is not {"nbytes", "offsets"}')
         nbytes, offsets = body["nbytes"], tuple(body["offsets"])
-        if not all(type(number) is int and 0 <= number <= NBYTES_MAX for number in (nbytes, *offsets)):
+        if any(type(number) is not int or not 0 <= number <= NBYTES_MAX for number in (nbytes, *offsets)):
             raise CorruptError("the layout is not valid: an offset or size is not a whole number from 0 on")
         layout = Layout(offsets, nbytes)
         layout.check(manifest)

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import struct
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise
+from operator import attrgetter
 from typing import Final
 
 from blake3 import blake3
@@ -25,7 +27,7 @@ NBYTES_MAX: Final = 2**63 - 1
 DIGEST_BYTES: Final = 32
 EMPTY_DIGEST: Final = blake3(b"").hexdigest()
 
-_HEX = frozenset("0123456789abcdef")
+_is_digest = re.compile(f"[0-9a-f]{{{2 * DIGEST_BYTES}}}").fullmatch
 _DTYPE_HEADS = {known.name: bytes([len(known.name)]) + known.name.encode("ascii") for known in DTYPES}
 
 
@@ -62,13 +64,12 @@ class TensorSpec:
         return itemsize(self.dtype) * math.prod(self.shape)
 
 
-def _name_of(spec: TensorSpec) -> str:
-    return spec.name
+_name_of = attrgetter("name")
 
 
 def _check_shape(spec: TensorSpec) -> None:
     shape = spec.shape
-    if type(shape) is not tuple or not all(type(size) is int and size >= 0 for size in shape):
+    if type(shape) is not tuple or any(type(size) is not int or size < 0 for size in shape):
         raise InvalidArgumentError(
             f"tensor {spec.name[:80]!r}: a shape is a tuple of whole numbers from 0 on, not {str(shape)[:80]}"
         )
@@ -83,9 +84,9 @@ def _check_shape(spec: TensorSpec) -> None:
 
 def _check_digest(spec: TensorSpec) -> None:
     digest: object = spec.digest
-    if not isinstance(digest, str) or len(digest) != 2 * DIGEST_BYTES or not _HEX.issuperset(digest):
+    if not isinstance(digest, str) or _is_digest(digest) is None:
         raise InvalidArgumentError(f"tensor {spec.name[:80]!r}: a digest is 64 lower-case hexadecimal digits")
-    if spec.nbytes == 0 and digest != EMPTY_DIGEST:
+    if 0 in spec.shape and digest != EMPTY_DIGEST:
         raise InvalidArgumentError(f"tensor {spec.name[:80]!r} has no bytes; its digest can only be that of none")
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import mmap
 import weakref
 from bisect import bisect_right
@@ -70,6 +69,15 @@ class Opened:
         memory, offset = self.place(self.manifest.index(spec.name))
         return rebuild(memory, offset, spec, framework)
 
+    def tensors(self, framework: str | None) -> dict[str, Any]:
+        """All of them whole, for the caller's hands, without a copy."""
+        self.lent.yes = True
+        found = {}
+        for index, spec in enumerate(self.manifest):
+            memory, offset = self.place(index)
+            found[spec.name] = rebuild(memory, offset, spec, framework)
+        return found
+
     def octets(self, spec: TensorSpec) -> memoryview:
         """The tensor's bytes, without a copy."""
         memory, offset = self.place(self.manifest.index(spec.name))
@@ -130,7 +138,7 @@ async def decode_tables(manifest: bytes | bytearray | memoryview, layout: object
 
 def _decode_tables(raw: bytes, layout: object) -> tuple[Manifest, Layout]:
     manifest = Manifest.from_json(raw)
-    return manifest, Layout.from_json(layout if isinstance(layout, str) else json.dumps(layout), manifest)
+    return manifest, Layout.from_value(layout, manifest)
 
 
 def _part_sizes(parts: object) -> list[int]:

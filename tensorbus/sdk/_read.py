@@ -172,6 +172,8 @@ class Contents:
     def tensors(self, opened: Opened, framework: str | None) -> dict[str, Any]:
         """All tensors, without a copy."""
         kind = check_framework(framework)
+        if self.view is None:
+            return opened.tensors(kind)
         return {spec.name: self.tensor(opened, spec.name, kind) for spec in self.manifest}
 
     def fill(self, opened: Opened, target: Mapping[str, object], stop: threading.Event) -> None:

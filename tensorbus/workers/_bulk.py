@@ -199,7 +199,7 @@ class BulkSide:
     ) -> dict[str, object]:
         asked = ask.parse(ask.BulkCommit, dict(fields), op="commit")
         manifest = Manifest.from_json(asked.manifest)
-        layout = Layout.from_json(json.dumps(asked.layout), manifest)
+        layout = Layout.from_value(asked.layout, manifest)
         if layout.nbytes > segment.nbytes:
             raise InvalidArgumentError(f"the layout needs {layout.nbytes} bytes, {segment.nbytes} came")
         probe = Held(permit.tenant, ArtifactId(""), (segment,), layout, manifest)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import asdict, replace
 from functools import partial
 
@@ -167,7 +166,7 @@ class BytesOps:
         lease: Lease | None,
     ) -> Incoming:
         try:
-            layout = Layout.from_json(json.dumps(asked.layout), manifest)
+            layout = Layout.from_value(asked.layout, manifest)
             space = sum(page_round(part.nbytes) for part in parts[:-1]) + parts[-1].nbytes
             if layout.nbytes > space:
                 raise InvalidArgumentError(f"the layout needs {layout.nbytes} bytes, the memory has {space}")
@@ -286,7 +285,7 @@ class BytesOps:
         data: dict[str, object] = {
             "artifact": artifact_info(self._core.state, self._resolve(caller, record.artifact)),
             "parts": parts,
-            "layout": json.loads(held.layout.to_json()),
+            "layout": held.layout.to_value(),
             "path": how.path,
             "why": how.why,
             "transfer": asdict(how),

@@ -71,3 +71,12 @@ def test_garbage_is_corrupt(body: object) -> None:
 
 def test_a_good_layout_of_that_manifest() -> None:
     assert Layout.from_json('{"nbytes":192,"offsets":[0,128]}', of_sizes([100, 64])) == Layout((0, 128), 192)
+
+
+def test_it_travels_within_other_json() -> None:
+    manifest = Manifest((TensorSpec("a", "f32", (3,)), TensorSpec("b", "u8", (70_000,))))
+    layout = plan_layout(manifest)
+    assert Layout.from_value(json.loads(json.dumps({"in": layout.to_value()}))["in"], manifest) == layout
+    for wrong in (None, [], {"nbytes": 1}, {"nbytes": 1, "offsets": [0.0, 64]}, {"nbytes": 1, "offsets": [0, -64]}):
+        with pytest.raises(CorruptError):
+            Layout.from_value(wrong, manifest)
