@@ -7,6 +7,8 @@ from tensorbus.transport._arrivals import Arrivals, Place
 from tensorbus.transport._blocks import BlockTable, Span, cut, merged
 from tensorbus.transport._bulk_client import BulkClient, OpenedSource
 from tensorbus.transport._bulk_fetch import Origin, Transfer, TransferReport, Ways, parse_addresses
+from tensorbus.transport._bulk_page_fetch import PagesCame, fetch_pages
+from tensorbus.transport._bulk_pages import PageOwner, PageSource
 from tensorbus.transport._bulk_server import BulkServer
 from tensorbus.transport._bulk_talk import BulkOwner, BulkSink, BulkSource, SourceTables
 from tensorbus.transport._channel import Channel, PeerInfo, SocketChannel
@@ -25,6 +27,7 @@ from tensorbus.transport._maps import PinnedMap, map_private, map_shared, popula
 from tensorbus.transport._memory import MemoryChannel, memory_pair
 from tensorbus.transport._page_evict import Watermarks
 from tensorbus.transport._page_layout import PAGE_PLACE, ArenaShape, PagePlaces, PageState, by_segment, slot_bytes
+from tensorbus.transport._page_lend import TenantPages
 from tensorbus.transport._page_maps import ArenaWriter, MappedArena, map_pages
 from tensorbus.transport._page_pool import PagePool, PagePoolStats
 from tensorbus.transport._pin_watch import PinWatch
@@ -81,10 +84,13 @@ __all__ = [
     "OpenedSource",
     "Origin",
     "PageLock",
+    "PageOwner",
     "PagePlaces",
     "PagePool",
     "PagePoolStats",
+    "PageSource",
     "PageState",
+    "PagesCame",
     "PeerInfo",
     "PeerSession",
     "PinWatch",
@@ -106,6 +112,7 @@ __all__ = [
     "SourceTables",
     "Span",
     "StagingPlan",
+    "TenantPages",
     "TlsFiles",
     "Transfer",
     "TransferReport",
@@ -123,6 +130,7 @@ __all__ = [
     "cut",
     "default_threads",
     "encode",
+    "fetch_pages",
     "hash_bytes",
     "is_locked",
     "listen_tcp",

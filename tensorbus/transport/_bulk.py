@@ -14,6 +14,7 @@ import xxhash
 from tensorbus.errors import DeniedError, TensorbusError, UnavailableError
 from tensorbus.transport._blocks import BLOCK_BYTES
 from tensorbus.transport._bulk_frames import BlockHead, Message, Parser, encode_block_head, encode_message
+from tensorbus.transport._page_copy import page_sum
 from tensorbus.transport._tls import refused
 
 _JOIN_BYTES: Final = 256 * 1024
@@ -88,6 +89,14 @@ class Wire:
         for number, view in enumerate(views, 1):
             self._send(view, more=number < len(views))
 
+    def send_many(self, head: BlockHead, views: Sequence[memoryview]) -> None:
+        """Send a block of up to 1,000 pieces from where they lie, in as few calls as can be."""
+        todo, waits = [memoryview(encode_block_head(head)), *views], 0
+        while todo:
+            self._patient(waits)
+            count, waits = self._send_some(todo), waits + 1
+            todo = _rest(todo, count)
+
     def recv(self) -> Message:
         """The next message; if it is the head of a block, :meth:`recv_into` takes its bytes.
 
@@ -110,6 +119,19 @@ class Wire:
                 digest.update(view)
         return digest.intdigest()
 
+    def recv_pages(self, pages: Sequence[memoryview]) -> list[int]:
+        """Fill each of the pages, and give the checksum of each, taken while its bytes are in the caches."""
+        sums: list[int] = []
+        group = max(1, _PIECE_BYTES // max(1, len(pages[0]))) if pages else 1
+        for start in range(0, len(pages), group):
+            some = pages[start : start + group]
+            if group == 1:
+                sums.append(self.recv_block(some) or 1)
+            else:
+                self.recv_into(some)
+                sums += [page_sum(page) for page in some]
+        return sums
+
     def recv_into(self, views: Sequence[memoryview]) -> None:
         """Fill the views, none of them empty and no more than a block has, with the next bytes."""
         todo, waits = list(views), 0
@@ -118,10 +140,7 @@ class Wire:
             count, waits = self._recv_some(todo), waits + 1
             if count == 0:
                 raise LostError(f"{self.peer} closed the connection within a transfer", peer=self.peer)
-            while todo and count >= len(todo[0]):
-                count -= len(todo.pop(0))
-            if count:
-                todo[0] = todo[0][count:]
+            todo = _rest(todo, count)
 
     def skip(self, nbytes: int) -> None:
         """Take in a block's bytes and forget them."""
@@ -158,6 +177,12 @@ class Wire:
         if self._waits_max is not None and waits > self._waits_max:
             raise StalledError(f"{self.peer} is too slow", peer=self.peer)
 
+    def _send_some(self, views: list[memoryview]) -> int:
+        try:
+            return self._sock.sendmsg(views)
+        except OSError as exc:
+            raise self._translate(exc) from exc
+
     def _recv_some(self, views: list[memoryview]) -> int:
         try:
             return self._sock.recvmsg_into(views, 0, socket.MSG_WAITALL)[0]
@@ -168,6 +193,15 @@ class Wire:
         if exc.errno in (errno.EAGAIN, errno.EWOULDBLOCK) or isinstance(exc, TimeoutError):
             return StalledError(f"{self.peer} made no progress in time", peer=self.peer)
         return LostError(f"the connection to {self.peer} broke: {exc.strerror or exc}", peer=self.peer)
+
+
+def _rest(views: list[memoryview], count: int) -> list[memoryview]:
+    """What is left of the views after so many bytes."""
+    for number, view in enumerate(views):
+        if count < len(view):
+            return [view[count:], *views[number + 1 :]]
+        count -= len(view)
+    return []
 
 
 def _pieces(views: Sequence[memoryview]) -> Iterator[list[memoryview]]:
@@ -208,6 +242,10 @@ class TlsWire(Wire):
             self._tls.sendall(data)
         except (OSError, ValueError) as exc:
             raise self._translate(exc if isinstance(exc, OSError) else OSError(str(exc))) from exc
+
+    def _send_some(self, views: list[memoryview]) -> int:
+        self._send(views[0])
+        return len(views[0])
 
     def _recv_some(self, views: list[memoryview]) -> int:
         try:

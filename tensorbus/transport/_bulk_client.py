@@ -117,7 +117,7 @@ class BulkClient:
         wire = _dial(host, port, deadline=deadline, local=local, tls=tls)
         client = cls(wire)
         try:
-            with _Exchange(client, deadline):
+            with Exchange(client, deadline):
                 wire.send({"t": "hello", "version": BULK_VERSION})
                 client._expect("hello")
         except BaseException:
@@ -147,7 +147,7 @@ class BulkClient:
         Raises:
             TensorbusError: What the owner raised.
         """
-        with _Exchange(self, deadline):
+        with Exchange(self, deadline):
             self._wire.send({**request, "t": "open", "tables": tables})
             number = 0
             if first is not None:
@@ -193,7 +193,7 @@ class BulkClient:
             FencedError: If the source's memory was given to another use; UnavailableError: If the peer is gone.
             InvalidArgumentError: If a span is not within the source; NotFoundError: If it is not open.
         """
-        with _Exchange(self, deadline) as exchange:
+        with Exchange(self, deadline) as exchange:
             before: Came | None = None
             for wanted in blocks:
                 head = self._head()
@@ -234,7 +234,7 @@ class BulkClient:
 
     def close_source(self, source: int, *, deadline: Deadline) -> None:
         """Give a source back before the connection ends."""
-        with _Exchange(self, deadline):
+        with Exchange(self, deadline):
             self._wire.send({"t": "close", "source": source})
             self._expect("closed")
 
@@ -245,7 +245,7 @@ class BulkClient:
             Whether the connection can :meth:`open` another later.
         """
         try:
-            with _Exchange(self, Deadline(None)):
+            with Exchange(self, Deadline(None)):
                 self._wire.send({"t": "close", "source": source})
                 self._farewells += 1
         except TensorbusError:
@@ -280,7 +280,7 @@ class BulkClient:
             CorruptError: If bytes changed on their way; nothing was committed then.
         """
         views = [part.cast("B") for part in parts if part.nbytes]
-        with _Exchange(self, deadline) as exchange:
+        with Exchange(self, deadline) as exchange:
             self._wire.send({**request, "t": "put", "nbytes": sum(len(view) for view in views)})
             self._expect("ready")
             for index, block in enumerate(_in_blocks(views)):
@@ -307,7 +307,7 @@ class BulkClient:
             self._wire.close()
 
     def _ask(self, header: Mapping[str, object], deadline: Deadline) -> int:
-        with _Exchange(self, deadline):
+        with Exchange(self, deadline):
             return self._send_read(header)
 
     def _send_read(self, header: Mapping[str, object]) -> int:
@@ -359,7 +359,7 @@ class _AnswerError(Exception):
         self.error = error
 
 
-class _Exchange:
+class Exchange:
     """One request on a client: takes its lock, bounds its waits, and closes it when the stream is lost."""
 
     def __init__(self, client: BulkClient, deadline: Deadline) -> None:

@@ -10,7 +10,8 @@ import logging
 import ssl
 import threading
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Final
@@ -131,6 +132,29 @@ class Ways:
             self.lines.keep(self._line(origin, number), client)
         else:
             client.close()
+
+    @contextmanager
+    def borrow(self, origin: Origin, number: int, *, fresh: bool, deadline: Deadline) -> Iterator[BulkClient]:
+        """A connection to an origin for requests that need nothing opened; it rests afterwards if all was answered.
+
+        Args:
+            fresh: Whether it must not be one that rested, and may have been cut meanwhile.
+
+        Raises:
+            UnavailableError: If nobody answers.
+        """
+        line = self._line(origin, number)
+        client = None if self.lines is None or fresh else self.lines.take(line)
+        client = client or self.connect(line[0], number, deadline=deadline)
+        try:
+            yield client
+        except BaseException:
+            client.close()
+            raise
+        if self.lines is None:
+            client.close()
+        else:
+            self.lines.keep(line, client)
 
     def _line(self, origin: Origin, number: int) -> Line:
         return origin.addresses[number % len(origin.addresses)], self._local(number)

@@ -12,6 +12,7 @@ from typing import Final
 from tensorbus.clock import NS_PER_S, SystemClock
 from tensorbus.errors import DeniedError, TensorbusError, UnavailableError
 from tensorbus.transport._bulk import LostError, TlsWire, Wire
+from tensorbus.transport._bulk_pages import PageOwner
 from tensorbus.transport._bulk_talk import HELLO_BYTES_MAX, BulkOwner, Talk, Times, send_error
 from tensorbus.transport._sockets import bound_tcp, tune
 from tensorbus.transport._tls import FIRST_BYTE, shake_hands
@@ -31,6 +32,7 @@ class BulkServer:
         host: Address to listen at; several with commas.
         port: The same for all; 0 takes a free one for each (see :attr:`address`).
         owner: Asked for sources and sinks.
+        pages: Asked for pages; ``None`` has none.
         connections_max: Beyond that a newcomer takes the place of the connection that has asked for nothing for
             longest, and of none if all are at work: then it is told to come again (UnavailableError) and closed.
         spare_s: How long a connection is spared after it was last at work.
@@ -49,6 +51,7 @@ class BulkServer:
         port: int,
         owner: BulkOwner,
         *,
+        pages: PageOwner | None = None,
         connections_max: int = 256,
         spare_s: float = 1.0,
         hello_s: float = 5.0,
@@ -57,6 +60,7 @@ class BulkServer:
         tls: ssl.SSLContext | None = None,
     ) -> None:
         self._owner = owner
+        self._pages = pages
         self._connections_max = connections_max
         self._spare_ns = int(spare_s * NS_PER_S)
         self._times = Times(hello_s=hello_s, idle_s=idle_s, stall_s=stall_s)
@@ -166,7 +170,7 @@ class BulkServer:
         try:
             wire = self._secured(served)
             if wire is not None:
-                served.talk = Talk(wire, self._owner, times=self._times, clock=_CLOCK)
+                served.talk = Talk(wire, self._owner, times=self._times, clock=_CLOCK, pages=self._pages)
                 served.talk.run()
         except LostError as exc:
             log.debug("bulk connection ended: %s", exc)

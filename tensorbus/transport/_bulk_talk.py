@@ -11,6 +11,7 @@ from tensorbus.errors import CorruptError, FencedError, InvalidArgumentError, No
 from tensorbus.transport._blocks import Block, BlockTable, Span, checksum, cut, pieces
 from tensorbus.transport._bulk import LostError, Wire
 from tensorbus.transport._bulk_frames import BULK_VERSION, HEADER_BYTES_MAX, REQUEST_MAX, BlockHead
+from tensorbus.transport._bulk_pages import PageOwner, PageTalk
 from tensorbus.transport._frames import RemoteProtocolError
 
 SPANS_MAX: Final = 8192
@@ -96,7 +97,9 @@ class Times:
 class Talk:
     """One connection's conversation. :meth:`release` afterwards, whatever came of it."""
 
-    def __init__(self, wire: Wire, owner: BulkOwner, *, times: Times, clock: Clock) -> None:
+    def __init__(
+        self, wire: Wire, owner: BulkOwner, *, times: Times, clock: Clock, pages: PageOwner | None = None
+    ) -> None:
         self.idle_since_ns = 0
         """Since when it waits for a request; 0 while it is at work."""
         self._wire = wire
@@ -105,6 +108,7 @@ class Talk:
         self._clock = clock
         self._sources: dict[int, BulkSource] = {}
         self._opened = 0
+        self._pages = PageTalk(wire, pages)
 
     def run(self) -> None:
         """Answer requests until the connection ends.
@@ -156,6 +160,8 @@ class Talk:
             case "close":
                 self._sources.pop(self._number(header)).release()
                 self._wire.send({"t": "closed"})
+            case "pages":
+                self._pages.answer(header)
             case "put":
                 self._put(header)
             case other:

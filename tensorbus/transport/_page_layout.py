@@ -46,13 +46,15 @@ class PageState(IntEnum):
     """What came of reading one page.
 
     ``OK``: its bytes are right. ``GONE``: the slot has been given to another use, or to none, before it was read.
-    ``TORN``: that happened while it was read. ``CORRUPT``: the bytes are not those that were written.
+    ``TORN``: that happened while it was read. ``CORRUPT``: the bytes are not those that were written. ``LOST``: its
+    holder could not be asked.
     """
 
     OK = 0
     GONE = 1
     TORN = 2
     CORRUPT = 3
+    LOST = 4
 
 
 States: TypeAlias = npt.NDArray[np.uint8]

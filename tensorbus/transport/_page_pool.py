@@ -12,6 +12,7 @@ from typing import Any, Final
 import numpy as np
 
 from tensorbus.errors import InvalidArgumentError, NotFoundError
+from tensorbus.transport._copy import Bytes
 from tensorbus.transport._fds import close_quietly
 from tensorbus.transport._page_arena import PageArena
 from tensorbus.transport._page_copy import blocks_of, copy_in, pick
@@ -159,13 +160,25 @@ class PagePool:
             found[at] = copy_in(arena.rows, places["slot"][at].astype(np.int64), pick(parts, at), nbytes, sums=sums)
         return found
 
+    def views(self, places: PagePlaces, nbytes: int) -> list[Bytes]:
+        """The memory of slots that this process reserved, to be filled in place; :meth:`commit` them then.
+
+        Raises:
+            NotFoundError: If there is no such arena.
+        """
+        found: dict[int, Bytes] = {}
+        for number, at in by_segment(places):
+            rows = self._arena(number).rows
+            for n, slot in zip(np.arange(len(places))[at].tolist(), places["slot"][at].tolist(), strict=True):
+                found[n] = rows[slot, :nbytes]
+        return [found[n] for n in range(len(places))]
+
     def read_into(self, places: PagePlaces, out: Any, nbytes: int, *, verify: bool = False) -> States:
         """Copy pages out as a reader in any process does; see :meth:`MappedArena.read_into`. Blocks."""
         parts = blocks_of(out, len(places), nbytes, writable=True)
         states = np.full(len(places), PageState.GONE, np.uint8)
         for number, at in by_segment(places):
-            with self._lock:
-                arena = self._arenas.get(number)
+            arena = self.find(number)
             if arena is not None:
                 states[at] = read_pages(arena.table, arena.rows, places[at], pick(parts, at), nbytes, verify=verify)
         return states
@@ -293,9 +306,13 @@ class PagePool:
                 arena.retire()
             self._arenas.clear()
 
-    def _arena(self, number: int) -> PageArena:
+    def find(self, number: int) -> PageArena | None:
+        """The arena of that number, for other parts of this package."""
         with self._lock:
-            arena = self._arenas.get(number)
+            return self._arenas.get(number)
+
+    def _arena(self, number: int) -> PageArena:
+        arena = self.find(number)
         if arena is None:
             raise NotFoundError(f"there is no page arena {number} here", segment=number)
         return arena

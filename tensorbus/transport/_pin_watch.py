@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Protocol
 
-from tensorbus.transport._pool import Pool
+
+class Pinned(Protocol):
+    """What keeps pins: see :meth:`Pool.fileno` and :meth:`Pool.reap`."""
+
+    def fileno(self) -> int: ...
+
+    def reap(self) -> int: ...
 
 
 class PinWatch:
     """Has the running loop tell a pool about ended pins, from :meth:`start` to :meth:`close`."""
 
-    def __init__(self, pool: Pool) -> None:
+    def __init__(self, pool: Pinned) -> None:
         self._pool = pool
         self._loop: asyncio.AbstractEventLoop | None = None
         self._fd = pool.fileno()

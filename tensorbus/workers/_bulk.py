@@ -15,7 +15,17 @@ from tensorbus.ids import ArtifactId, WorkerId
 from tensorbus.lifecycle import Artifact, rules
 from tensorbus.model import Layout, Manifest
 from tensorbus.projections import artifact_info
-from tensorbus.transport import BulkServer, BulkSink, BulkSource, Segment, TlsFiles, page_round
+from tensorbus.transport import (
+    BulkServer,
+    BulkSink,
+    BulkSource,
+    PagePool,
+    PageSource,
+    Segment,
+    TenantPages,
+    TlsFiles,
+    page_round,
+)
 from tensorbus.transport._spill import mapped_spill
 from tensorbus.workers import _requests as ask
 from tensorbus.workers._core import Core, off_loop
@@ -40,7 +50,17 @@ ROOM_S = 300.0
 class BulkSide:
     """Owner of the bytes that the bulk server moves. The worker's loop decides, the server's threads wait for it."""
 
-    def __init__(self, core: Core, store: Store, puts: Puts, fetches: Fetches, *, tiers: Tiers, disk: DiskTier) -> None:
+    def __init__(
+        self,
+        core: Core,
+        store: Store,
+        puts: Puts,
+        fetches: Fetches,
+        *,
+        tiers: Tiers,
+        disk: DiskTier,
+        pages: PagePool,
+    ) -> None:
         self._core = core
         self._permits = Permits(core.ids, core.clock)
         self._readers = Readers()
@@ -49,12 +69,14 @@ class BulkSide:
         self._fetches = fetches
         self._tiers = tiers
         self._disk = disk
+        self._pages = pages
         self._loop = asyncio.get_running_loop()
         self._server: BulkServer | None = None
 
     def start(self, host: str, port: int, *, tls: TlsFiles | None) -> str:
         """Listen; gives ``host:port``, with commas for several hosts."""
-        self._server = BulkServer(host, port, self, tls=None if tls is None else tls.context(server=True))
+        context = None if tls is None else tls.context(server=True)
+        self._server = BulkServer(host, port, self, pages=self, tls=context)
         return self._server.address
 
     @asynccontextmanager
@@ -73,6 +95,10 @@ class BulkSide:
 
     def open_source(self, request: Mapping[str, object]) -> BulkSource:
         return self._at_hand(request) or self._on_loop(self._lend(request), timeout_s=ASK_S)
+
+    def open_pages(self, request: Mapping[str, object]) -> PageSource:
+        permit = self._on_loop(self._allowed(request, "pages"), timeout_s=ASK_S)
+        return TenantPages(self._pages, permit.tenant)
 
     def open_sink(self, request: Mapping[str, object], nbytes: int) -> BulkSink:
         permit = self._on_loop(self._allowed(request, "put"), timeout_s=ASK_S)

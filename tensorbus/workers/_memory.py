@@ -10,7 +10,7 @@ from typing import Any
 
 from tensorbus.config import Settings
 from tensorbus.errors import OutOfSpaceError
-from tensorbus.transport import PinWatch, Pool, tls_files
+from tensorbus.transport import PagePool, PinWatch, Pool, tls_files
 from tensorbus.transport._spill_folder import SpillFolder
 from tensorbus.workers._announce import Announcer
 from tensorbus.workers._bulk import BulkSide
@@ -50,6 +50,7 @@ class MemoryRole:
             on_reserve_used=self._refill,
             on_retired=self._retired,
         )
+        self.pages = PagePool(self.pool)
         self.store = Store()
         folder = None
         if settings.disk_bytes:
@@ -79,7 +80,9 @@ class MemoryRole:
         core.disk_stats = self.disk.stats if settings.disk_bytes else None
         self.operations = Operations(core, self._executors())
         self.announcer = Announcer(core, self.store, self.leases, self.disk)
-        self.bulk = BulkSide(core, self.store, self.puts, self.fetches, tiers=self.tiers, disk=self.disk)
+        self.bulk = BulkSide(
+            core, self.store, self.puts, self.fetches, tiers=self.tiers, disk=self.disk, pages=self.pages
+        )
         self.address = ""
 
     def _executors(self) -> Executors:
@@ -108,19 +111,22 @@ class MemoryRole:
     ) -> AsyncIterator[MemoryRole]:
         """Have memory and serve its bytes as long as the context is open."""
         role = cls(core, settings, eviction)
-        pins = PinWatch(role.pool)
+        watches = [PinWatch(role.pool), PinWatch(role.pages)]
         try:
             role.address = role.bulk.start(settings.data_host, settings.data_port, tls=tls_files(settings))
-            pins.start()
+            for watch in watches:
+                watch.start()
             if settings.reserve_bytes:
                 core.spawn(role._keep_reserve(), name="fill reserve")
             async with role.bulk.permitting(), role.operations.answering(), role.integrity.answering():
                 yield role
         finally:
-            pins.close()
+            for watch in watches:
+                watch.close()
             role.fetches.transfers.close()
             await asyncio.to_thread(role.bulk.close)
             role.disk.close()
+            role.pages.close()
             role.pool.close()
 
     def work(self) -> list[tuple[str, Coroutine[Any, Any, None]]]:

@@ -39,7 +39,7 @@ AGAIN_S: Final = 0.02
 class PermitAsk(ask.Ask):
     """A permit that is asked for at ``<prefix>.rpc.permit.<worker>``."""
 
-    op: Literal["read", "put"]
+    op: Literal["read", "put", "pages"]
     tenant: str = Field(pattern=TENANT_PATTERN)
     artifact: Annotated[str, Field(max_length=4096)] = ""
     principal: Annotated[str, Field(max_length=256)] = ""
@@ -55,10 +55,12 @@ class SignedPermit(ask.Ask):
     """A permit to read that the reader made with a key of the worker that it reads from.
 
     Attributes:
+        op: Whether it is for an artifact, or for the tenant's pages.
         key: Names the key.
         mac: BLAKE3 of what it is for, under that key.
     """
 
+    op: Literal["read", "pages"] = "read"
     key: Annotated[str, Field(max_length=64)]
     tenant: str = Field(pattern=TENANT_PATTERN)
     artifact: Annotated[str, Field(max_length=4096)]
@@ -68,8 +70,8 @@ class SignedPermit(ask.Ask):
 _QUESTION: Final[TypeAdapter[PermitAsk | KeyAsk]] = TypeAdapter(PermitAsk | KeyAsk)
 
 
-def _mac(secret: bytes, tenant: str, artifact: str) -> str:
-    return blake3(prefixed("read", tenant, artifact), key=secret).hexdigest(length=16)
+def _mac(secret: bytes, op: str, tenant: str, artifact: str) -> str:
+    return blake3(prefixed(op, tenant, artifact), key=secret).hexdigest(length=16)
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,8 +84,9 @@ class Key:
 
     def sign(self, asked: PermitAsk) -> dict[str, object]:
         """A permit to read, as it is presented."""
-        mac = _mac(self.secret, asked.tenant, asked.artifact)
-        return {"key": self.id, "tenant": asked.tenant, "artifact": asked.artifact, "mac": mac}
+        mac = _mac(self.secret, asked.op, asked.tenant, asked.artifact)
+        signed = {"key": self.id, "tenant": asked.tenant, "artifact": asked.artifact, "mac": mac}
+        return {**signed, "op": asked.op} if asked.op != "read" else {**signed}
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,24 +130,25 @@ class Permits:
         Raises:
             DeniedError: If nobody was given it, it is for something else, or its time is over.
         """
-        if isinstance(token, Mapping) and op == "read":
-            return self._check_signed(token)
+        if isinstance(token, Mapping):
+            return self._check_signed(token, op)
         permit = self._permits.get(token) if isinstance(token, str) else None
         if permit is None or permit.ask.op != op or permit.until_ns <= self._clock.now_ns():
             raise _denied(op)
         return permit.ask
 
-    def _check_signed(self, token: Mapping[str, object]) -> PermitAsk:
+    def _check_signed(self, token: Mapping[str, object], op: str) -> PermitAsk:
         try:
             signed = SignedPermit.model_validate(token)
         except ValidationError as exc:
-            raise _denied("read") from exc
+            raise _denied(op) from exc
         key = self._keys.get(signed.key)
-        if key is None or key.until_ns <= self._clock.now_ns():
-            raise _denied("read")
-        if not compare_digest(signed.mac.encode(), _mac(key.secret, signed.tenant, signed.artifact).encode()):
-            raise _denied("read")
-        return PermitAsk(op="read", tenant=signed.tenant, artifact=signed.artifact)
+        if key is None or signed.op != op or key.until_ns <= self._clock.now_ns():
+            raise _denied(op)
+        mac = _mac(key.secret, signed.op, signed.tenant, signed.artifact)
+        if not compare_digest(signed.mac.encode(), mac.encode()):
+            raise _denied(op)
+        return PermitAsk(op=signed.op, tenant=signed.tenant, artifact=signed.artifact)
 
     def _oldest(self) -> Permit:
         return next(iter(self._permits.values()))

@@ -35,6 +35,8 @@ TALK = [
     encode_block_head(BlockHead(request=0, index=0, nbytes=10, checksum=None)) + bytes(10),
     encode_message({"t": "commit"}),
     encode_message({"t": "close", "source": 1}),
+    encode_message({"t": "pages", "request": 3, "nbytes": 10, "count": 1}),
+    encode_block_head(BlockHead(request=3, index=0, nbytes=16, checksum=None)) + bytes(16),
 ]
 VALUES = st.recursive(
     st.one_of(
@@ -48,9 +50,9 @@ VALUES = st.recursive(
     max_leaves=6,
 )
 REQUESTS = st.fixed_dictionaries(
-    {"t": st.sampled_from(["open", "read", "close", "put", "commit", "hello", "data", "", 7, None])},
+    {"t": st.sampled_from(["open", "read", "close", "put", "pages", "commit", "hello", "data", "", 7, None])},
     optional=dict.fromkeys(
-        ("source", "request", "sums", "blocks", "spans", "tables", "nbytes", "version", "manifest"), VALUES
+        ("source", "request", "sums", "blocks", "spans", "tables", "nbytes", "count", "version", "manifest"), VALUES
     ),
 )
 

@@ -8,15 +8,16 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from tensorbus.transport import PAGE_PLACE, PagePool, PageState, Pool
+from tensorbus.transport import PAGE_PLACE, PagePool, PageSource, PageState, Pool, TenantPages
 from tests.integration.transport.page_process import pattern
-from tests.paths import wait_for
+from tests.paths import Lender, lending, wait_for
 
 pytestmark = pytest.mark.integration
 
@@ -48,7 +49,18 @@ def start(pages: PagePool, segment: int, what: str, fds: tuple[int, ...], *args:
     return process
 
 
-def test_a_reader_never_takes_another_pages_bytes_while_slots_are_used_again(pages: PagePool) -> None:
+@dataclass
+class Owner:
+    """Serves the pages to everybody."""
+
+    pages: PagePool
+
+    def open_pages(self, request: Mapping[str, object]) -> PageSource:
+        return TenantPages(self.pages, str(request["permit"]))
+
+
+@pytest.mark.parametrize("path", ["mapped", "tcp"])
+def test_a_reader_never_takes_another_pages_bytes_while_slots_are_used_again(pages: PagePool, path: str) -> None:
     segment = pages.grow(NBYTES, tenant="t")
     stop = threading.Event()
 
@@ -56,10 +68,11 @@ def test_a_reader_never_takes_another_pages_bytes_while_slots_are_used_again(pag
         rng = np.random.default_rng(4)
         live = np.empty(0, PAGE_PLACE)
         while not stop.is_set():
-            live = np.concatenate([live, fill()])
+            while len(live) < SLOTS - 8:
+                live = np.concatenate([live, fill()])
             chosen = rng.permutation(len(live))
-            assert pages.free(live[chosen[:3]]).all()
-            live = live[chosen[3:]]
+            assert pages.free(live[chosen[:6]]).all()
+            live = live[chosen[6:]]
 
     def fill() -> np.ndarray:
         places = pages.reserve(3, NBYTES, tenant="t")
@@ -67,16 +80,18 @@ def test_a_reader_never_takes_another_pages_bytes_while_slots_are_used_again(pag
         assert pages.commit(places, pages.write(places, words.copy(), NBYTES)).all()
         return places
 
-    readers = [start(pages, segment, "read", pages.open_reader(segment), "30") for _ in range(2)]
     owner = threading.Thread(target=reuse)
-    owner.start()
-    try:
-        found = [json.loads(reader.communicate(timeout=60)[0]) for reader in readers]
-    finally:
-        stop.set()
-        owner.join()
+    with lending(Lender(bytearray(1)), pages=Owner(pages)) as server:
+        port = str(server.port if path == "tcp" else 0)
+        readers = [start(pages, segment, "read", pages.open_reader(segment), "30", port) for _ in range(2)]
+        owner.start()
+        try:
+            found = [json.loads(reader.communicate(timeout=60)[0]) for reader in readers]
+        finally:
+            stop.set()
+            owner.join()
     for counts in found:
-        assert counts["wrong"] == counts["corrupt"] == 0, counts
+        assert counts["wrong"] == counts["corrupt"] == counts["lost"] == 0, counts
         assert counts["ok"] > 500, counts
         assert counts["torn"] > 20, "the test did not hurt"
 

@@ -6,8 +6,10 @@ import random
 import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from tensorbus.clock import Deadline
@@ -31,10 +33,12 @@ from tensorbus.transport import (
     TransferReport,
     Ways,
     cut,
+    fetch_pages,
     hash_bytes,
 )
 from tensorbus.transport._blocks import BLOCK_BYTES
 from tensorbus.transport._bulk_fetch import TRIES_MAX
+from tests.integration.transport.test_bulk_pages import Pages
 from tests.paths import Lender, ProxyPath, lending, origin, wait_for
 
 MIB = 1 << 20
@@ -446,6 +450,22 @@ def test_bytes_go_over_tls_between_members_only(files: tuple[TlsFiles, TlsFiles,
     plain = Lender(bytearray(DATA[:MIB]))
     with lending(plain) as server, pytest.raises(DeniedError):
         read(plain, server, client)
+
+
+def test_pages_go_over_tls(files: tuple[TlsFiles, TlsFiles, TlsFiles]) -> None:
+    ours, client, _ = files
+    owner = Pages()
+    data = np.frombuffer(DATA[: 9 * 300_000], np.uint8).reshape(9, 300_000)
+    places = owner.put(data, 300_000)
+    out = np.zeros_like(data)
+    with lending(Lender(bytearray(1)), pages=owner, tls=ours.context(server=True)) as server:
+        asked = replace(origin("w1", (server.host, server.port)), request={"permit": "t"})
+        ways = Ways(connections=2, tls=client.context(server=False))
+        came = fetch_pages(asked, places, out, 300_000, ways=ways, deadline=soon(20))
+    assert came.failure is None
+    assert not came.states.any()
+    assert (out == data).all()
+    owner.close()
 
 
 def test_a_tls_connection_that_is_cut_or_silent_is_noticed(files: tuple[TlsFiles, TlsFiles, TlsFiles]) -> None:

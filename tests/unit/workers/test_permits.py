@@ -58,6 +58,17 @@ def test_nobody_signs_a_permit_to_put() -> None:
         source.check(source.issue_key().sign(READ), "put")
 
 
+def test_pages_are_signed_for_a_tenant_and_artifacts_are_no_pages() -> None:
+    source = permits()
+    pages = PermitAsk(op="pages", tenant="acme")
+    signed = source.issue_key().sign(pages)
+    assert source.check(signed, "pages") == pages
+    for token, op in [(signed, "read"), (source.issue_key().sign(READ), "pages"), (signed | {"op": "read"}, "read")]:
+        with pytest.raises(DeniedError):
+            source.check(token, op)
+    assert source.check(source.issue(pages), "pages") == pages
+
+
 def test_a_key_runs_out() -> None:
     clock = Hands()
     source = permits(clock)
