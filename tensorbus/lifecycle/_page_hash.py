@@ -6,7 +6,7 @@ from typing import Final
 
 import numpy as np
 
-from tensorbus.lifecycle._page_rows import Halves, Seconds, Words
+from tensorbus.lifecycle._page_rows import Seconds, Words
 
 LANES: Final = 4
 _ODD: Final = np.uint64(0x9E3779B97F4A7C15)
@@ -53,11 +53,6 @@ def terms(words: Words, keyspaces: Words, holders: Words, last_s: Seconds) -> Wo
         _mixed(acc)
     acc ^= words[:, 7] & _NBYTES | last_s.astype(np.uint64) << _HALF
     return _mixed(_mixed(acc) ^ _LANES)
-
-
-def numbers(keyspace: Halves, fragment: Halves) -> Words:
-    """Number of the keyspace, and the fragment times 65,536."""
-    return keyspace.astype(np.uint64) | fragment.astype(np.uint64) << np.uint64(16)
 
 
 def _mixed(value: Words) -> Words:

@@ -23,6 +23,9 @@ ROW: Final = np.dtype([_KEPT.get(name, (name, RECORD[name])) for name in RECORD.
 """A record of a batch as it is kept: where the operation stood, whether the row is in use; where the time to live
 stood, the row of the page's next copy, or -1."""
 _WORDS: Final = RECORD_BYTES // 8
+_NUMBERS: Final = 4
+"""The word of a row that has its numbers: keyspace, fragment and holder, 16 bits each from the lowest on."""
+_KEYSPACE, _HOLDER, _ALIVE, _IN_USE = 0xFFFF, 0xFFFF << 32, 0xFF << 48, 1 << 48
 NUMBERS_MAX: Final = 1 << 16
 _ROWS_MIN: Final = 64
 _GROWTH_MAX: Final = 1 << 15
@@ -129,9 +132,6 @@ class PageRows:
     def holders(self, rows: Rows) -> Halves:
         return self._store["holder"][rows]
 
-    def keyspaces(self, rows: Rows) -> Halves:
-        return self._store["keyspace"][rows]
-
     def alive(self, rows: Rows) -> npt.NDArray[np.bool_]:
         """Whether rows are in use."""
         alive: npt.NDArray[np.bool_] = self._store["alive"][rows] != 0
@@ -155,14 +155,15 @@ class PageRows:
 
     def of_keyspace(self, number: int) -> Rows:
         """All rows of a keyspace."""
-        return self._of("keyspace", number)
+        return self._of(_ALIVE | _KEYSPACE, number)
 
     def of_holder(self, number: int) -> Rows:
         """All rows of a holder."""
-        return self._of("holder", number)
+        return self._of(_ALIVE | _HOLDER, number << 32)
 
-    def _of(self, field: str, number: int) -> Rows:
-        return np.flatnonzero((self._store[field] == number) & (self._store["alive"] != 0)).astype(np.int32)
+    def _of(self, mask: int, value: int) -> Rows:
+        numbers = self._store.view(np.uint64)[_NUMBERS::_WORDS] & np.uint64(mask)
+        return np.flatnonzero(numbers == np.uint64(value | _IN_USE)).astype(np.int32)
 
     def due(self, now_s: int) -> Rows:
         """The rows of copies that have expired."""
@@ -225,3 +226,13 @@ class PageRows:
 def words_of(records: Records) -> Words:
     """uint64[n, 8]: records as they lie in memory; a view where they lie together."""
     return np.ascontiguousarray(records).view(np.uint64).reshape(-1, _WORDS)
+
+
+def keyspace_of(words: Words) -> Halves:
+    """uint16[n]: the numbers of the keyspaces of rows or records."""
+    return words[:, _NUMBERS].astype(np.uint16)
+
+
+def holder_of(words: Words) -> Halves:
+    """uint16[n]: the numbers of the holders of rows or records."""
+    return (words[:, _NUMBERS] >> np.uint64(32)).astype(np.uint16)

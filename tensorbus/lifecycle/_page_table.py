@@ -15,15 +15,24 @@ import numpy.typing as npt
 from tensorbus.errors import OutOfSpaceError
 from tensorbus.lifecycle._page_buckets import NO_ROW, Buckets, Places, Rows, tags_of
 from tensorbus.lifecycle._page_hash import LANES, hash_of, terms
-from tensorbus.lifecycle._page_rows import Numbered, PageRows, Records, Seconds, Words, words_of
+from tensorbus.lifecycle._page_rows import (
+    Numbered,
+    PageRows,
+    Records,
+    Seconds,
+    Words,
+    holder_of,
+    keyspace_of,
+    words_of,
+)
 
 PAGES_MAX: Final = 1 << 30
 COPIES_MAX: Final = 8
 """Holders of one page that are remembered; a further one is not needed to find it."""
 _ALL: Final = 4
 """Where more than one copy of so many goes, all pages are looked at instead of finding each."""
-_MIXED_AT_ONCE: Final = 4096
-"""Rows whose terms are made at once: what lies between fits the second cache."""
+_COUNTED_AT_ONCE: Final = 4096
+"""Rows whose terms of the hash are made at once: what lies between fits the second cache."""
 _FRAGMENT: Final = np.uint64(16)
 _PAGE: Final = np.uint64(0xFFFF_FFFF)
 
@@ -192,9 +201,9 @@ class PageTable:
         mine, last, lengths = self._copies_of(heads, records["holder"])
         known = mine != NO_ROW
         if known.any():
-            self._mix(mine[known], -1)
+            self._count(mine[known], -1, moved=True)
             self._rows.place(mine[known], records[known], expires_s[known])
-            self._mix(mine[known], +1)
+            self._count(mine[known], +1, moved=True)
         joins = ~known & (lengths < COPIES_MAX)
         if joins.any():
             rows = self._rows.take(records[joins], expires_s[joins])
@@ -287,19 +296,18 @@ class PageTable:
             level = level[level != NO_ROW]
         return self.at(np.concatenate([*order, np.empty(0, np.int32)]))
 
-    def _count(self, rows: Rows, sign: int) -> None:
-        self._mix(rows, sign)
-        self.keyspaces.count(self._rows.keyspaces(rows), sign)
-        self.holders.count(self._rows.holders(rows), sign)
-
-    def _mix(self, rows: Rows, sign: int) -> None:
-        for begin in range(0, len(rows), _MIXED_AT_ONCE):
-            part = rows[begin : begin + _MIXED_AT_ONCE]
-            keyspaces = self.keyspaces.seeds[self._rows.keyspaces(part)]
-            holders = self.holders.seeds[self._rows.holders(part)]
-            added = terms(self._rows.words(part), keyspaces, holders, self._rows.last_s(part))
-            total = added.sum(axis=1, dtype=np.uint64)
+    def _count(self, rows: Rows, sign: int, *, moved: bool = False) -> None:
+        """Copies come into what is kept of all, or go; those that only move are not counted."""
+        for begin in range(0, len(rows), _COUNTED_AT_ONCE):
+            part = rows[begin : begin + _COUNTED_AT_ONCE]
+            words = self._rows.words(part)
+            keyspaces, holders = keyspace_of(words), holder_of(words)
+            seeds = self.keyspaces.seeds[keyspaces], self.holders.seeds[holders]
+            total = terms(words, *seeds, self._rows.last_s(part)).sum(axis=1, dtype=np.uint64)
             self._sum = self._sum + total if sign > 0 else self._sum - total
+            if not moved:
+                self.keyspaces.count(keyspaces, sign)
+                self.holders.count(holders, sign)
 
 
 def _firsts(hashes: Words) -> Mask | None:
