@@ -83,7 +83,8 @@ class ShardState:
         gaps: How many such there were.
         dropped: How many messages did not count, by reason.
         unknown: How many of the holder's messages could not be read; the state is not the stream's then.
-        pages: Keyspaces go by their digest in hex, holders by worker and incarnation.
+        pages: Keyspaces go by their digest in hex, holders by worker and incarnation. What has expired by the stream's
+            time goes with the next batch that counts.
     """
 
     def __init__(self, shard: int, subjects: Subjects | None = None) -> None:
@@ -189,6 +190,7 @@ class ShardState:
             self.gap = seq
             self.gaps += 1
         self.number = batch.number
+        self.pages.expire(time_ns // NS_PER_S)
         try:
             self._take_in(batch, time_ns)
         except OutOfSpaceError:

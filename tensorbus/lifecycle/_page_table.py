@@ -71,7 +71,7 @@ class PageTable:
     def state_hash(self) -> str:
         """64 hexadecimal digits that depend on the copies only; kept with each change.
 
-        The sum of a 256-bit mix of each copy: it tells that two states agree and resists no adversary.
+        Sums of four mixes of each copy: it tells that two states agree and resists no adversary.
         """
         return self._sum.astype("<u8").tobytes().hex()
 

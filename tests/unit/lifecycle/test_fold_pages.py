@@ -65,6 +65,7 @@ class Stream:
         self.messages: list[AnyPageRecorded] = []
         self.state = ShardState(SHARD)
         self.whys: list[str] = []
+        self.time_ns = START_NS
 
     @property
     def token(self) -> int:
@@ -89,7 +90,7 @@ class Stream:
         if subject is None:
             assert not isinstance(event, UnknownEvent)
             subject = Subjects().fact(aggregate_of(event), author)
-        message: Any = Recorded(seq, START_NS + seq, subject, headers, event)
+        message: Any = Recorded(seq, self.time_ns + seq, subject, headers, event)
         self.messages.append(message)
         self.whys.append(self.state.apply(message).why)
         return self.whys[-1]
@@ -277,6 +278,19 @@ def test_a_time_to_live_counts_from_the_streams_time() -> None:
     assert {ends for *_, ends in pages(stream.state)} == {1060, (1 << 32) - 1}
 
 
+def test_what_has_expired_goes_with_the_next_batch_that_counts() -> None:
+    stream = granted()
+    stream.write(changed(1, (PageOp.ADD, 1, 0, 0, 1), (PageOp.ADD, 2, 0, 0, 2), ttl_s=60))
+    stream.time_ns += 59 * 10**9
+    stream.write(changed(2, (PageOp.ADD, 2, 0, 0, 2), ttl_s=60))
+    assert len(stream.state.pages) == 2
+    stream.time_ns += 10**9
+    assert stream.say(H2) == "fenced"
+    assert len(stream.state.pages) == 2
+    stream.write(changed(3, (PageOp.REMOVE, 1, 0, 0, 1)))
+    assert {ends for *_, ends in pages(stream.state)} == {1119}
+
+
 def test_snapshots_go_on_and_another_confirms_them() -> None:
     stream, name = granted(), "cd" * 32
     stream.say()
@@ -306,6 +320,8 @@ class Step:
     token: str
     number: int
     rows: tuple[Row, ...]
+    wait_s: int
+    ttl_s: int
 
 
 homes, lives = st.sampled_from((H1, H2)), st.sampled_from((LIFE, LIFE, LIFE, LATER))
@@ -321,6 +337,8 @@ steps = st.builds(
     token=st.sampled_from(("in force", "in force", "in force", "own", "none")),
     number=st.sampled_from((1, 1, 1, 1, 1, 0, 2)),
     rows=st.lists(row, min_size=1, max_size=6).map(tuple),
+    wait_s=st.sampled_from((0, 0, 1, 2)),
+    ttl_s=st.sampled_from((0, 0, 1, 2, 3)),
 )
 
 
@@ -328,13 +346,15 @@ def history(plan: Sequence[Step]) -> Stream:
     stream, own = Stream(), {H1: 0, H2: 0}
     stream.grant()
     for step in plan:
+        stream.time_ns += step.wait_s * 10**9
         token = {"in force": stream.token, "own": own[step.author], "none": 0}[step.token]
         how: dict[str, Any] = {"life": step.life, "token": token}
         match step.what:
             case "grant":
                 own[step.author] = stream.grant(step.author, life=step.life)
             case "batch":
-                stream.write(changed(max(stream.state.number + step.number, 1), *step.rows), step.author, **how)
+                batch = changed(max(stream.state.number + step.number, 1), *step.rows, ttl_s=step.ttl_s)
+                stream.write(batch, step.author, **how)
             case "snapshot":
                 fact = ShardSnapshotTaken(
                     shard=SHARD, upto=stream.state.seq, fold=1, state_hash=stream.state.state_hash, blob=BLOB
@@ -355,7 +375,7 @@ def history(plan: Sequence[Step]) -> Stream:
 
 def told(messages: Sequence[AnyPageRecorded]) -> set[tuple[object, ...]]:
     """The pages by a second, plain fold."""
-    found: dict[tuple[bytes, str], dict[int, int]] = {}
+    found: dict[tuple[bytes, str], dict[int, tuple[int, int]]] = {}
     holder: tuple[str, str, int] | None = None
     number = 0
     for message in messages:
@@ -367,15 +387,18 @@ def told(messages: Sequence[AnyPageRecorded]) -> set[tuple[object, ...]]:
             continue
         if holder != (author, message.headers.incarnation, message.headers.token):
             continue
-        number = batch.number
+        number, now_s = batch.number, message.time_ns // 10**9
+        for copies in found.values():
+            for expired in [who for who, (_, ends) in copies.items() if 0 < ends <= now_s]:
+                del copies[expired]
         for record in np.frombuffer(batch.records, RECORD):
             key, keyspace = record["key"].tobytes(), KEYSPACES[record["keyspace"]]
-            who, slot = int(record["holder"]), int(record["slot"])
+            who, slot, ttl_s = int(record["holder"]), int(record["slot"]), int(record["ttl_s"])
             copies = found.setdefault((key, keyspace), {})
             match int(record["op"]):
                 case PageOp.ADD:
-                    copies[who] = slot
-                case PageOp.REMOVE if copies.get(who) == slot:
+                    copies[who] = slot, now_s + ttl_s if ttl_s else 0
+                case PageOp.REMOVE if copies.get(who, (-1, 0))[0] == slot:
                     del copies[who]
                 case PageOp.CLEAR:
                     found = {name: there for name, there in found.items() if name[1] != keyspace}
@@ -383,7 +406,7 @@ def told(messages: Sequence[AnyPageRecorded]) -> set[tuple[object, ...]]:
                     for there in found.values():
                         there.pop(who, None)
     workers = ((W1.worker, W1.incarnation), (W2.worker, W2.incarnation))
-    return {(*name, workers[who], slot, 0) for name, copies in found.items() for who, slot in copies.items()}
+    return {(*name, workers[who], *copy) for name, copies in found.items() for who, copy in copies.items()}
 
 
 @given(st.lists(steps, max_size=40))
