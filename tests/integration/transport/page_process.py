@@ -8,6 +8,7 @@ import time
 
 import numpy as np
 
+from tensorbus.cli._parent import end_with
 from tensorbus.clock import Deadline
 from tensorbus.transport import (
     PAGE_PLACE,
@@ -69,8 +70,9 @@ def write(arena: ArenaWriter, nbytes: int) -> None:
 
 
 if __name__ == "__main__":
-    fds, shape = [int(fd) for fd in sys.argv[2].split(",")], ArenaShape(int(sys.argv[3]), int(sys.argv[4]))
-    if sys.argv[1] == "read":
-        read(MappedArena(*fds, shape), shape.slot_bytes, float(sys.argv[5]), int(sys.argv[6]))
+    end_with(int(sys.argv[1]))
+    fds, shape = [int(fd) for fd in sys.argv[3].split(",")], ArenaShape(int(sys.argv[4]), int(sys.argv[5]))
+    if sys.argv[2] == "read":
+        read(MappedArena(*fds, shape), shape.slot_bytes, float(sys.argv[6]), int(sys.argv[7]))
     else:
         write(ArenaWriter(*fds, shape), shape.slot_bytes)

@@ -36,7 +36,7 @@ def pages() -> Iterator[PagePool]:
 
 def start(pages: PagePool, segment: int, what: str, fds: tuple[int, ...], *args: str) -> subprocess.Popen[str]:
     shape = pages.shape(segment)
-    words = [what, ",".join(map(str, fds)), str(shape.slots), str(shape.slot_bytes), *args]
+    words = [str(os.getpid()), what, ",".join(map(str, fds)), str(shape.slots), str(shape.slot_bytes), *args]
     process = subprocess.Popen(
         [sys.executable, str(SCRIPT), *words],
         pass_fds=fds,
