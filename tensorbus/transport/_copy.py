@@ -82,6 +82,9 @@ def hash_bytes(data: memoryview | Bytes, *, threads: int | None = None) -> bytes
 
 def run_threads(works: Sequence[Callable[[], None]]) -> None:
     """Run all to their end, the last one here; then raise the first error, if any."""
+    if len(works) == 1:
+        works[0]()
+        return
     errors: list[BaseException] = []
 
     def guarded(work: Callable[[], None]) -> None:

@@ -18,6 +18,7 @@ from tensorbus.transport._page_layout import (
     Sums,
     fence,
     places_of,
+    slots_of,
 )
 from tensorbus.transport._pool import Segment, SegmentState
 from tensorbus.transport._segments import Memory, page_round
@@ -146,10 +147,12 @@ class PageArena:
 
     def _found(self, places: PagePlaces, state: _Slot, *, ahead: int) -> tuple[Mask, Slots]:
         """Which of the places, each once, are slots in that state and in that use; and their slots."""
-        asked = places["slot"]
-        ok = asked < self.shape.slots
-        slots: Slots = np.where(ok, asked, 0).astype(np.int64)
-        ok &= (self._states[slots] == state) & (self.table.stamps[slots] + np.uint32(ahead) == places["generation"])
+        slots, within = slots_of(places, self.shape)
+        ok = (self._states[slots] == state) & (self.table.stamps[slots] + np.uint32(ahead) == places["generation"])
+        if within is not None:
+            ok &= within
+        if len(slots) == 1:
+            return ok, slots[ok]
         again = np.ones(len(slots), np.bool_)
         again[np.unique(np.where(ok, slots, -1), return_index=True)[1]] = False
         ok &= ~again

@@ -38,7 +38,8 @@ def blocks_of(data: Any, n: int, nbytes: int, *, writable: bool = False) -> Bloc
         InvalidArgumentError: If number, size or strides do not suit, or it cannot be written.
     """
     if isinstance(data, np.ndarray):
-        rows = _rows(data) if data.size else np.empty((0, nbytes), np.uint8)
+        plain = data.dtype == np.uint8 and data.ndim == 2 and data.strides[1] == 1
+        rows = data if plain else _rows(data) if data.size else np.empty((0, nbytes), np.uint8)
         _check(rows, (n, nbytes), writable=writable)
         return rows
     if len(data) != n:
@@ -105,7 +106,8 @@ def _singles(slots: Slots) -> Iterator[tuple[int, int, int]]:
 
 def _runs(slots: Slots, nbytes: int) -> Iterator[tuple[int, int, int]]:
     """Pieces of slots that follow each other: the first's number, how many, and its slot."""
-    if not len(slots):
+    if len(slots) < 2:
+        yield from _singles(slots)
         return
     most = max(1, _PIECE_BYTES // nbytes)
     starts = [0, *(np.flatnonzero(np.diff(slots) != 1) + 1).tolist(), len(slots)]

@@ -164,6 +164,15 @@ def by_segment(places: PagePlaces) -> Iterator[tuple[int, slice | Slots]]:
         yield segment, slice(int(at[0]), int(at[-1]) + 1) if together else at
 
 
+def slots_of(places: PagePlaces, shape: ArenaShape) -> tuple[Slots, Mask | None]:
+    """The places' slots in an arena, and which are within it: ``None`` is all; the slot of one that is not is 0."""
+    asked = places["slot"]
+    within: Mask = asked < shape.slots
+    if within.all():
+        return asked.astype(np.int64), None
+    return np.where(within, asked, 0).astype(np.int64), within
+
+
 def fence() -> None:
     """Let no load or store of this thread pass: what comes before is done before what comes after.
 

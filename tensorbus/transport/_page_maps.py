@@ -26,6 +26,7 @@ from tensorbus.transport._page_layout import (
     States,
     Sums,
     fence,
+    slots_of,
 )
 from tensorbus.transport._segments import page_round
 from tensorbus.transport._sockets import translate
@@ -153,16 +154,16 @@ def read_pages(
 ) -> States:
     """Copy pages out of an arena whose owner may free them at any moment; see :meth:`MappedArena.read_into`."""
     slots, generations, states = look(table, places, nbytes)
-    ready = np.flatnonzero(states == PageState.OK)
-    slots, generations = slots[ready], generations[ready]
-    if len(ready) < len(places):
-        blocks = pick(blocks, ready)
+    ready: Slots | slice = slice(None)
+    if states.any():
+        ready = np.flatnonzero(states == PageState.OK)
+        slots, generations, blocks = slots[ready], generations[ready], pick(blocks, ready)
     written = table.sums[slots]
     found = copy_out(rows, slots, blocks, nbytes, sums=verify)
     if verify:
-        states[ready[(written != 0) & (written != found)]] = PageState.CORRUPT
+        states[ready] = np.where((written != 0) & (written != found), PageState.CORRUPT, states[ready])
     fence()  # every byte was loaded before the stamps are looked at again
-    states[ready[~table.readable(slots, generations)]] = PageState.TORN
+    states[ready] = np.where(table.readable(slots, generations), states[ready], PageState.TORN)
     return states
 
 
@@ -174,12 +175,14 @@ def look(table: PageTable, places: PagePlaces, nbytes: int) -> tuple[Slots, Gene
     """
     if not 0 < nbytes <= table.shape.slot_bytes:
         raise InvalidArgumentError(f"pages of {nbytes} bytes are not in slots of {table.shape.slot_bytes}")
-    within = places["slot"] < table.shape.slots
-    slots: Slots = np.where(within, places["slot"], 0).astype(np.int64)
+    slots, within = slots_of(places, table.shape)
     generations = np.ascontiguousarray(places["generation"])
-    ready = within & table.readable(slots, generations)
+    ready = table.readable(slots, generations)
+    if within is not None:
+        ready &= within
     fence()  # no byte is loaded before its stamp
-    return slots, generations, np.where(ready, PageState.OK, PageState.GONE).astype(np.uint8)
+    states: States = (~ready).view(np.uint8)  # OK is 0, and GONE 1
+    return slots, generations, states
 
 
 def _rows_of(mapping: mmap.mmap, shape: ArenaShape) -> Rows:

@@ -27,6 +27,7 @@ from tensorbus.transport._page_layout import (
     Sums,
     by_segment,
     slot_bytes,
+    slots_of,
 )
 from tensorbus.transport._page_maps import read_pages
 from tensorbus.transport._pool import Pool, SegmentState
@@ -343,6 +344,6 @@ def _serves(arena: PageArena, size: int, tenant: str, writer: str | None) -> boo
 
 
 def _readable(arena: PageArena, places: PagePlaces) -> Mask:
-    within: Mask = places["slot"] < arena.shape.slots
-    slots = np.where(within, places["slot"], 0).astype(np.int64)
-    return within & arena.table.readable(slots, places["generation"])
+    slots, within = slots_of(places, arena.shape)
+    found = arena.table.readable(slots, places["generation"])
+    return found if within is None else found & within
