@@ -29,10 +29,8 @@ from tensorbus.lifecycle._page_rows import (
 PAGES_MAX: Final = 1 << 30
 COPIES_MAX: Final = 8
 """Holders of one page that are remembered; a further one is not needed to find it."""
-_ALL: Final = 4
-"""Where more than one copy of so many goes, all pages are looked at instead of finding each."""
-_COUNTED_AT_ONCE: Final = 4096
-"""Rows whose terms of the hash are made at once: what lies between fits the second cache."""
+_AT_ONCE: Final = 4096
+"""Copies that are taken in or dropped at once: what lies between fits the second cache."""
 _FRAGMENT: Final = np.uint64(16)
 _PAGE: Final = np.uint64(0xFFFF_FFFF)
 
@@ -173,6 +171,10 @@ class PageTable:
         if self._rows.live + len(records) > PAGES_MAX:
             raise OutOfSpaceError(f"a shard holds at most {PAGES_MAX} copies of pages")
         expires_s = np.zeros(len(records), np.uint32) if expires_s is None else expires_s
+        for begin in range(0, len(records), _AT_ONCE):
+            self._add(records[begin : begin + _AT_ONCE], expires_s[begin : begin + _AT_ONCE])
+
+    def _add(self, records: Records, expires_s: Seconds) -> None:
         words = words_of(records)
         hashes = hash_of(words, words[:, 4] & _PAGE)
         while len(records):
@@ -247,21 +249,21 @@ class PageTable:
         return self._drop(self._rows.due(now_s))
 
     def _drop(self, rows: Rows) -> int:
-        if not len(rows):
-            return 0
-        self._count(rows, -1)
-        self._rows.retire(rows)
-        if _ALL * len(rows) > len(self):
-            heads, places = self._buckets.all()
-        else:
-            words = self._rows.words(rows)
-            heads, places = self._find(words, words[:, 4] & _PAGE)
-            order = np.argsort(heads, kind="stable")
-            order = order[np.append(True, np.diff(heads[order]) != 0)]
-            heads, places = heads[order], places[order]
-        self._unlink(heads, places)
-        self._rows.free(rows)
+        for begin in range(0, len(rows), _AT_ONCE):
+            part = rows[begin : begin + _AT_ONCE]
+            self._count(part, -1)
+            self._rows.retire(part)
+            self._unlink(*self._heads(part))
+            self._rows.free(part)
         return len(rows)
+
+    def _heads(self, rows: Rows) -> tuple[Rows, Places]:
+        """The first copies of the pages of rows, each once, and their places."""
+        words = self._rows.words(rows)
+        heads, places = self._find(words, words[:, 4] & _PAGE)
+        order = np.argsort(heads, kind="stable")
+        order = order[np.append(True, np.diff(heads[order]) != 0)]
+        return heads[order], places[order]
 
     def _unlink(self, heads: Rows, places: Places) -> None:
         """Chain up the copies of pages that were not retired; pages without any go."""
@@ -288,7 +290,7 @@ class PageTable:
 
     def dump(self) -> tuple[Records, Seconds]:
         """All copies as records, and when each expires; taken in again by :meth:`add`, they give this table."""
-        level, _ = self._buckets.all()
+        level = self._buckets.rows()
         order = []
         while len(level):
             order.append(level)
@@ -298,16 +300,14 @@ class PageTable:
 
     def _count(self, rows: Rows, sign: int, *, moved: bool = False) -> None:
         """Copies come into what is kept of all, or go; those that only move are not counted."""
-        for begin in range(0, len(rows), _COUNTED_AT_ONCE):
-            part = rows[begin : begin + _COUNTED_AT_ONCE]
-            words = self._rows.words(part)
-            keyspaces, holders = keyspace_of(words), holder_of(words)
-            seeds = self.keyspaces.seeds[keyspaces], self.holders.seeds[holders]
-            total = terms(words, *seeds, self._rows.last_s(part)).sum(axis=1, dtype=np.uint64)
-            self._sum = self._sum + total if sign > 0 else self._sum - total
-            if not moved:
-                self.keyspaces.count(keyspaces, sign)
-                self.holders.count(holders, sign)
+        words = self._rows.words(rows)
+        keyspaces, holders = keyspace_of(words), holder_of(words)
+        seeds = self.keyspaces.seeds[keyspaces], self.holders.seeds[holders]
+        total = terms(words, *seeds, self._rows.last_s(rows)).sum(axis=1, dtype=np.uint64)
+        self._sum = self._sum + total if sign > 0 else self._sum - total
+        if not moved:
+            self.keyspaces.count(keyspaces, sign)
+            self.holders.count(holders, sign)
 
 
 def _firsts(hashes: Words) -> Mask | None:

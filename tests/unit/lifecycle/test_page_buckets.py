@@ -50,7 +50,7 @@ def test_rows_are_found_however_crowded_their_buckets_are(history: list[tuple[bo
             model -= set(changed)
         assert named.there() == model
         assert len(named.buckets) == len(model)
-        assert sorted(named.buckets.all()[0].tolist()) == sorted(model)
+        assert sorted(named.buckets.rows().tolist()) == sorted(model)
 
 
 def test_a_place_can_be_given_to_another_row() -> None:
@@ -62,16 +62,33 @@ def test_a_place_can_be_given_to_another_row() -> None:
     assert (found.tolist(), again.tolist()) == ([2], places.tolist())
 
 
+def test_nothing_is_lost_while_the_table_doubles_and_rows_go() -> None:
+    random, rows = np.random.default_rng(4), np.arange(0, dtype=np.int32)
+    named = Named(tags_of(random.integers(0, 2**64, 40_000, np.uint64)))
+    for begin in range(0, 40_000, 160):
+        more = np.arange(begin, begin + 160, dtype=np.int32)
+        named.buckets.insert(more, named.tags[more])
+        rows = random.permutation(np.concatenate([rows, more]))
+        named.buckets.remove(named.find(rows[:40])[1])
+        rows = rows[40:]
+        if begin % 1600 == 0:
+            assert named.there() == set(rows.tolist())
+    assert named.there() == set(rows.tolist())
+    assert named.buckets.nbytes < 30 * len(rows)
+
+
 def test_marks_of_full_buckets_go_while_rows_come_and_go() -> None:
     random = np.random.default_rng(5)
     named = Named(tags_of(random.integers(0, 2**64, 1 << 16, np.uint64)))
     rows = np.arange(1400, dtype=np.int32)
     named.buckets.insert(rows, named.tags[rows])
+    nbytes = named.buckets.nbytes
     for begin in range(1400, 1 << 16, 700):
         more = np.arange(begin, min(begin + 700, 1 << 16), dtype=np.int32)
         named.buckets.remove(named.find(rows[: len(more)])[1])
         named.buckets.insert(more, named.tags[more])
         rows = np.concatenate([rows[len(more) :], more])
     assert named.there() == set(rows.tolist())
-    assert named.buckets.nbytes == 256 * 65
+    assert named.buckets.nbytes == nbytes
     assert named.buckets._overflowed.mean() <= 0.5
+    assert named.buckets._marks == named.buckets._overflowed.sum()

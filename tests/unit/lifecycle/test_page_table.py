@@ -208,6 +208,23 @@ def test_many_pages_come_and_go_and_memory_is_that_of_those_that_are_there() -> 
     assert table.nbytes < 2000 * 200
 
 
+def test_memory_is_flat_with_a_prefix_that_lives_and_branches_that_do_not() -> None:
+    table, random, sizes = fresh(), np.random.default_rng(6), list[int]()
+    prefix = np.zeros(256, RECORD)
+    prefix["key"] = np.frombuffer(random.bytes(32 * 256), "V32")
+    table.add(prefix)
+    for second in range(1, 101):  # 500 branches of 8 pages each second, 50,000 in all
+        branches = np.zeros(4000, RECORD)
+        branches["key"] = np.frombuffer(random.bytes(32 * 4000), "V32")
+        table.expire(second)
+        table.add(branches, np.full(4000, second + 5, np.uint32))
+        sizes.append(table.nbytes)
+    assert max(sizes) <= sizes[9]
+    assert table.match(np.ascontiguousarray(prefix["key"]).view(np.uint8).reshape(-1, 32), 0, now_s=100) == 256
+    table.expire(105)
+    assert len(table) == 256
+
+
 def test_numbers_of_names_are_used_again_only_when_no_row_refers_to_them(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tensorbus.lifecycle._page_rows.NUMBERS_MAX", 3)
     names = Numbered()
