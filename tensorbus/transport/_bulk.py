@@ -75,22 +75,26 @@ class Wire:
         """Accept messages of up to that size from now on."""
         self._parser.header_bytes_max = header_bytes_max
 
-    def send(self, header: Mapping[str, object]) -> None:
-        """Send a message without bytes."""
-        self._send(memoryview(encode_message(header)))
+    def send(self, header: Mapping[str, object], *, more: bool = False) -> None:
+        """Send a message without bytes.
 
-    def send_block(self, head: BlockHead, views: Sequence[memoryview]) -> None:
-        """Send a block from the memory it lies in; small pieces are joined on the way."""
+        Args:
+            more: Whether something follows at once, so that the peer need not wake up for this.
+        """
+        self._send(memoryview(encode_message(header)), more=more)
+
+    def send_block(self, head: BlockHead, views: Sequence[memoryview], *, more: bool = False) -> None:
+        """Send a block from the memory it lies in; small pieces are joined on the way. ``more`` as in :meth:`send`."""
         first = encode_block_head(head)
         if head.nbytes < _JOIN_BYTES or head.nbytes < _JOIN_BYTES * len(views):
-            self._send(memoryview(b"".join((first, *views))))
+            self._send(memoryview(b"".join((first, *views))), more=more)
             return
         self._send(memoryview(first), more=True)
         for number, view in enumerate(views, 1):
-            self._send(view, more=number < len(views))
+            self._send(view, more=more or number < len(views))
 
     def send_many(self, head: BlockHead, views: Sequence[memoryview]) -> None:
-        """Send a block of up to 1,000 pieces from where they lie, in as few calls as can be."""
+        """Send a block of up to 1,000 pieces from where they lie, in as few calls as can be; something follows it."""
         todo, waits = [memoryview(encode_block_head(head)), *views], 0
         while todo:
             self._patient(waits)
@@ -179,7 +183,7 @@ class Wire:
 
     def _send_some(self, views: list[memoryview]) -> int:
         try:
-            return self._sock.sendmsg(views)
+            return self._sock.sendmsg(views, (), socket.MSG_MORE)
         except OSError as exc:
             raise self._translate(exc) from exc
 

@@ -29,7 +29,7 @@ from tensorbus.transport._bulk_pages import (
 from tensorbus.transport._copy import run_threads
 from tensorbus.transport._frames import RemoteProtocolError
 from tensorbus.transport._page_copy import Blocks, blocks_of
-from tensorbus.transport._page_layout import PagePlaces, PageState, Slots, States, Sums
+from tensorbus.transport._page_layout import CORRUPT, GONE, LOST, OK, TORN, PagePlaces, Slots, States, Sums
 
 _SHARE_BYTES_MIN: Final = 2 << 20
 _SHARE_BYTES_MAX: Final = 16 << 20
@@ -72,9 +72,9 @@ def fetch_pages(
     blocks = blocks_of(out, len(places), nbytes, writable=True)
     fetch = _Fetch(origin, places, blocks, nbytes, ways=ways, deadline=deadline)
     fetch.bring(np.arange(len(places)))
-    if (changed := np.flatnonzero(fetch.states == PageState.CORRUPT)).size:
+    if (changed := np.flatnonzero(fetch.states == CORRUPT)).size:
         fetch.bring(changed)
-    lost = bool((fetch.states == PageState.LOST).any())
+    lost = bool((fetch.states == LOST).any())
     return PagesCame(states=fetch.states, sums=fetch.sums, failure=fetch.failure if lost else None)
 
 
@@ -82,7 +82,7 @@ class _Fetch:
     def __init__(
         self, origin: Origin, places: PagePlaces, blocks: Blocks, nbytes: int, *, ways: Ways, deadline: Deadline
     ) -> None:
-        self.states = np.full(len(places), PageState.LOST, np.uint8)
+        self.states = np.full(len(places), LOST, np.uint8)
         self.sums = np.zeros(len(places), np.uint64)
         self.failure: TensorbusError | None = None
         self._origin = origin
@@ -144,7 +144,7 @@ def ask_pages(client: BulkClient, origin: Origin, places: PagePlaces, nbytes: in
         request = client._requests
         data = places.tobytes()
         header = {**origin.request, "t": "pages", "request": request, "nbytes": nbytes, "count": len(places)}
-        client._wire.send(header)
+        client._wire.send(header, more=True)
         client._wire.send_block(small_head(request, 0, data), [memoryview(data)])
         return request
 
@@ -159,8 +159,8 @@ def receive_pages(
     """
     with Exchange(client, deadline) as exchange:
         said = np.frombuffer(_small(client, request, 0, len(views)), np.uint8)
-        states = check_states(said, (PageState.OK, PageState.GONE)).copy()
-        coming = np.flatnonzero(states == PageState.OK)
+        states = check_states(said, (OK, GONE)).copy()
+        coming = np.flatnonzero(states == OK)
         sums = np.zeros(len(views), np.uint64)
         found: list[int] = []
         size = pages_per_block(nbytes)
@@ -174,7 +174,7 @@ def receive_pages(
             verdict = _small(client, request, len(starts) + 1, verdict_bytes(len(coming)))
             sums[coming], after = parse_verdict(verdict, len(coming))
             fits = sums[coming] == np.array(found, np.uint64)
-            states[coming] = np.where(after == PageState.TORN, after, np.where(fits, PageState.OK, PageState.CORRUPT))
+            states[coming] = np.where(after == TORN, after, np.where(fits, OK, CORRUPT))
         client._expect("end")
         return states, sums
 

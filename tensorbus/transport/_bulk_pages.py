@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Final, Protocol
 
 import numpy as np
@@ -12,7 +12,7 @@ from tensorbus.transport._blocks import BLOCK_BYTES, SPANS_MAX, checksum
 from tensorbus.transport._bulk import Wire
 from tensorbus.transport._bulk_frames import REQUEST_MAX, BlockHead
 from tensorbus.transport._frames import RemoteProtocolError
-from tensorbus.transport._page_layout import PAGE_PLACE, SLOT_BYTES_MAX, PagePlaces, PageState, States, Sums
+from tensorbus.transport._page_layout import OK, PAGE_PLACE, SLOT_BYTES_MAX, TORN, PagePlaces, States, Sums
 from tensorbus.transport._page_lend import PageLoan
 
 PAGES_MAX: Final = 1024
@@ -81,7 +81,7 @@ class PageTalk:
         return self._known[1]
 
     def _send(self, request: int, index: int, data: bytes) -> None:
-        self._wire.send_block(small_head(request, index, data), [memoryview(data)])
+        self._wire.send_block(small_head(request, index, data), [memoryview(data)], more=True)
 
 
 def small_head(request: int, index: int, data: bytes) -> BlockHead:
@@ -96,7 +96,7 @@ def pages_per_block(nbytes: int) -> int:
 
 def verdict(loan: PageLoan) -> bytes:
     """What is said of pages after their last byte: their checksums, then which of them were right all the time."""
-    states = np.where(loan.check(), PageState.OK, PageState.TORN).astype(np.uint8)
+    states = np.where(loan.check(), OK, TORN).astype(np.uint8)
     return loan.sums.astype("<u8").tobytes() + states.tobytes()
 
 
@@ -112,16 +112,17 @@ def parse_verdict(data: bytes, count: int) -> tuple[Sums, States]:
         RemoteProtocolError: If it says what cannot be.
     """
     states = np.frombuffer(data, np.uint8, count, 8 * count)
-    return np.frombuffer(data, "<u8", count).astype(np.uint64), check_states(states, (PageState.OK, PageState.TORN))
+    return np.frombuffer(data, "<u8", count).astype(np.uint64), check_states(states, (OK, TORN))
 
 
-def check_states(states: States, allowed: Sequence[PageState]) -> States:
-    """The states, none of them another than those.
+def check_states(states: States, allowed: tuple[np.uint8, np.uint8]) -> States:
+    """The states, none of them another than those two.
 
     Raises:
         RemoteProtocolError: If one is.
     """
-    if not np.isin(states, [int(one) for one in allowed]).all():
+    first, second = allowed
+    if not ((states == first) | (states == second)).all():
         raise RemoteProtocolError("a page cannot be in such a state")
     return states
 

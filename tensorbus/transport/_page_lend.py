@@ -7,13 +7,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tensorbus.transport._page_arena import PageArena
 from tensorbus.transport._page_copy import page_sum
 from tensorbus.transport._page_layout import (
+    GONE,
+    OK,
     Generations,
     Mask,
     PagePlaces,
-    PageState,
+    PageTable,
     Slots,
     States,
     Sums,
@@ -54,32 +55,32 @@ class TenantPages:
         Raises:
             InvalidArgumentError: If pages in those arenas cannot be so large.
         """
-        states = np.full(len(places), PageState.GONE, np.uint8)
+        states = np.full(len(places), GONE, np.uint8)
         sums = np.zeros(len(places), np.uint64)
         views: dict[int, memoryview] = {}
-        lent: list[tuple[PageArena, Slots, Generations, Slots]] = []
+        lent: list[tuple[PageTable, slice | Slots, Slots, Generations]] = []
         for number, at in by_segment(places):
             arena = self._pool.find(number)
             if arena is None or arena.tenant != self._tenant:
                 continue
             slots, generations, found = look(arena.table, places[at], nbytes)
             states[at] = found
-            ready = np.flatnonzero(found == PageState.OK)
-            which = np.arange(len(places))[at][ready]
-            sums[which] = arena.table.sums[slots[ready]]
-            for n, slot in zip(which.tolist(), slots[ready].tolist(), strict=True):
-                views[n] = arena.rows[slot, :nbytes].data
-            lent.append((arena, slots[ready], generations[ready], which))
-        for n in np.flatnonzero((states == PageState.OK) & (sums == 0)).tolist():
+            sums[at] = arena.table.sums[slots]
+            lent.append((arena.table, at, slots, generations))
+            numbers = range(len(places))[at] if isinstance(at, slice) else at.tolist()
+            for n, slot, state in zip(numbers, slots.tolist(), found.tolist(), strict=True):
+                if state == OK:
+                    views[n] = arena.rows[slot, :nbytes].data
+        for n in np.flatnonzero((states == OK) & (sums == 0)).tolist():
             sums[n] = page_sum(views[n])
-        ok = np.flatnonzero(states == PageState.OK)
+        ok = states == OK
 
         def check() -> Mask:
             fence()
             still = np.zeros(len(places), np.bool_)
-            for arena, slots, generations, which in lent:
-                still[which] = arena.table.readable(slots, generations)
+            for table, at, slots, generations in lent:
+                still[at] = table.readable(slots, generations)
             kept: Mask = still[ok]
             return kept
 
-        return PageLoan(states=states, views=[views[n] for n in ok.tolist()], sums=sums[ok], check=check)
+        return PageLoan(states=states, views=[views[n] for n in sorted(views)], sums=sums[ok], check=check)

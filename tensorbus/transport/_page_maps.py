@@ -17,10 +17,12 @@ from tensorbus.transport._fds import close_quietly
 from tensorbus.transport._maps import map_private, map_shared, map_shared_readonly
 from tensorbus.transport._page_copy import Blocks, Rows, blocks_of, copy_in, copy_out, pick
 from tensorbus.transport._page_layout import (
+    CORRUPT,
+    OK,
+    TORN,
     ArenaShape,
     Generations,
     PagePlaces,
-    PageState,
     PageTable,
     Slots,
     States,
@@ -156,14 +158,14 @@ def read_pages(
     slots, generations, states = look(table, places, nbytes)
     ready: Slots | slice = slice(None)
     if states.any():
-        ready = np.flatnonzero(states == PageState.OK)
+        ready = np.flatnonzero(states == OK)
         slots, generations, blocks = slots[ready], generations[ready], pick(blocks, ready)
     written = table.sums[slots]
     found = copy_out(rows, slots, blocks, nbytes, sums=verify)
     if verify:
-        states[ready] = np.where((written != 0) & (written != found), PageState.CORRUPT, states[ready])
+        states[ready] = np.where((written != 0) & (written != found), CORRUPT, states[ready])
     fence()  # every byte was loaded before the stamps are looked at again
-    states[ready] = np.where(table.readable(slots, generations), states[ready], PageState.TORN)
+    states[ready] = np.where(table.readable(slots, generations), states[ready], TORN)
     return states
 
 

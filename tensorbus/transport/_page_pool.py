@@ -17,11 +17,11 @@ from tensorbus.transport._fds import close_quietly
 from tensorbus.transport._page_arena import PageArena
 from tensorbus.transport._page_copy import blocks_of, copy_in, pick
 from tensorbus.transport._page_layout import (
+    GONE,
     PAGE_PLACE,
     ArenaShape,
     Mask,
     PagePlaces,
-    PageState,
     Slots,
     States,
     Sums,
@@ -177,7 +177,7 @@ class PagePool:
     def read_into(self, places: PagePlaces, out: Any, nbytes: int, *, verify: bool = False) -> States:
         """Copy pages out as a reader in any process does; see :meth:`MappedArena.read_into`. Blocks."""
         parts = blocks_of(out, len(places), nbytes, writable=True)
-        states = np.full(len(places), PageState.GONE, np.uint8)
+        states = np.full(len(places), GONE, np.uint8)
         for number, at in by_segment(places):
             arena = self.find(number)
             if arena is not None:
