@@ -18,6 +18,8 @@ from tensorbus.transport._page_copy import page_sum
 from tensorbus.transport._tls import refused
 
 _JOIN_BYTES: Final = 256 * 1024
+_IOV_MAX: Final = 1024
+"""The most pieces of memory that the kernel takes in one call."""
 _PIECE_BYTES: Final = 512 * 1024
 """Hashed three times as fast as what comes from memory."""
 _TIMEVAL = struct.Struct("@ll")
@@ -49,11 +51,14 @@ class Wire:
         sock.settimeout(None)
         self._waits_max = waits_max
         self._sock = sock
+        self._timeout_s: float | None = None
         self._parser = Parser(header_bytes_max=header_bytes_max)
         self.peer = peer
 
     def set_timeout(self, seconds: float) -> None:
         """Bound each wait for the peer from now on."""
+        if seconds == self._timeout_s:
+            return
         whole = max(0.001, seconds)
         value = _TIMEVAL.pack(int(whole), int(whole % 1 * 1_000_000))
         try:
@@ -61,6 +66,7 @@ class Wire:
             self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, value)
         except OSError as exc:
             raise self._translate(exc) from exc
+        self._timeout_s = seconds
 
     def standing(self) -> bool:
         """Whether the peer has not hung up yet; does not wait, and takes nothing in."""
@@ -81,25 +87,11 @@ class Wire:
         Args:
             more: Whether something follows at once, so that the peer need not wake up for this.
         """
-        self._send(memoryview(encode_message(header)), more=more)
+        self._send([memoryview(encode_message(header))], more=more)
 
     def send_block(self, head: BlockHead, views: Sequence[memoryview], *, more: bool = False) -> None:
-        """Send a block from the memory it lies in; small pieces are joined on the way. ``more`` as in :meth:`send`."""
-        first = encode_block_head(head)
-        if head.nbytes < _JOIN_BYTES or head.nbytes < _JOIN_BYTES * len(views):
-            self._send(memoryview(b"".join((first, *views))), more=more)
-            return
-        self._send(memoryview(first), more=True)
-        for number, view in enumerate(views, 1):
-            self._send(view, more=more or number < len(views))
-
-    def send_many(self, head: BlockHead, views: Sequence[memoryview]) -> None:
-        """Send a block of up to 1,000 pieces from where they lie, in as few calls as can be; something follows it."""
-        todo, waits = [memoryview(encode_block_head(head)), *views], 0
-        while todo:
-            self._patient(waits)
-            count, waits = self._send_some(todo), waits + 1
-            todo = _rest(todo, count)
+        """Send a block from the memory it lies in; ``more`` as in :meth:`send`."""
+        self._send([memoryview(encode_block_head(head)), *views], more=more)
 
     def recv(self) -> Message:
         """The next message; if it is the head of a block, :meth:`recv_into` takes its bytes.
@@ -167,25 +159,20 @@ class Wire:
     def close(self) -> None:
         self._sock.close()
 
-    def _send(self, data: memoryview, *, more: bool = False) -> None:
-        waits = 0
-        while data:
+    def _send(self, views: list[memoryview], *, more: bool) -> None:
+        """Send the views, one after the other."""
+        todo, waits, flags = views, 0, socket.MSG_MORE if more else 0
+        while todo:
             self._patient(waits)
             try:
-                count, waits = self._sock.send(data, socket.MSG_MORE if more else 0), waits + 1
+                count, waits = self._sock.sendmsg(todo[:_IOV_MAX], (), flags), waits + 1
             except OSError as exc:
                 raise self._translate(exc) from exc
-            data = data[count:]
+            todo = _rest(todo, count)
 
     def _patient(self, waits: int) -> None:
         if self._waits_max is not None and waits > self._waits_max:
             raise StalledError(f"{self.peer} is too slow", peer=self.peer)
-
-    def _send_some(self, views: list[memoryview]) -> int:
-        try:
-            return self._sock.sendmsg(views, (), socket.MSG_MORE)
-        except OSError as exc:
-            raise self._translate(exc) from exc
 
     def _recv_some(self, views: list[memoryview]) -> int:
         try:
@@ -241,15 +228,28 @@ class TlsWire(Wire):
             return DeniedError(f"{self.peer} does not accept this process's certificate: {exc}")
         return super()._translate(exc)
 
-    def _send(self, data: memoryview, *, more: bool = False) -> None:
+    def _send(self, views: list[memoryview], *, more: bool) -> None:
+        """Small pieces are joined, or each would be a record of its own."""
+        nbytes = sum(map(len, views))
+        joined = [memoryview(b"".join(views))] if nbytes < _JOIN_BYTES * len(views) else views
         try:
-            self._tls.sendall(data)
+            for data in joined:
+                self._tls.sendall(data)
         except (OSError, ValueError) as exc:
-            raise self._translate(exc if isinstance(exc, OSError) else OSError(str(exc))) from exc
+            raise self._translate(self._last_word(exc)) from exc
 
-    def _send_some(self, views: list[memoryview]) -> int:
-        self._send(views[0])
-        return len(views[0])
+    def _last_word(self, exc: OSError | ValueError) -> OSError:
+        """Why the peer hung up, if it said so: it refuses a certificate once this side believes to be connected."""
+        failed = exc if isinstance(exc, OSError) else OSError(str(exc))
+        if isinstance(exc, TimeoutError):
+            return failed  # it did not hang up
+        try:
+            self._tls.recv(1)
+        except ssl.SSLError as said:
+            return said if refused(said) else failed
+        except (OSError, ValueError):
+            pass
+        return failed
 
     def _recv_some(self, views: list[memoryview]) -> int:
         try:

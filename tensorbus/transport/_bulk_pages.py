@@ -57,7 +57,7 @@ class PageTalk:
         for index, start in enumerate(starts, 1):
             views = loan.views[start : start + size]
             head = BlockHead(request=request, index=index, nbytes=nbytes * len(views), checksum=None)
-            self._wire.send_many(head, views)
+            self._wire.send_block(head, views, more=True)
         if loan.views:
             self._send(request, len(starts) + 1, verdict(loan))
         self._wire.send({"t": "end", "request": request})
