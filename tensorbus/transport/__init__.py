@@ -25,7 +25,7 @@ from tensorbus.transport._frames import Decoder, Frame, LocalProtocolError, Remo
 from tensorbus.transport._lines import Lines
 from tensorbus.transport._maps import PinnedMap, map_private, map_shared, populate
 from tensorbus.transport._memory import MemoryChannel, memory_pair
-from tensorbus.transport._page_evict import Watermarks
+from tensorbus.transport._page_evict import NEVER_NS, Watermarks, batches, coldest_pages, expired_pages
 from tensorbus.transport._page_layout import PAGE_PLACE, ArenaShape, PagePlaces, PageState, by_segment, slot_bytes
 from tensorbus.transport._page_lend import TenantPages
 from tensorbus.transport._page_maps import ArenaWriter, MappedArena, map_pages
@@ -48,6 +48,7 @@ from tensorbus.transport._sockets import Listener, connect_tcp, connect_unix, li
 from tensorbus.transport._tls import TlsFiles, tls_files
 
 __all__ = [
+    "NEVER_NS",
     "PAGE_PLACE",
     "ArenaShape",
     "ArenaWriter",
@@ -119,9 +120,11 @@ __all__ = [
     "Watermarks",
     "Ways",
     "WorkerCard",
+    "batches",
     "bring",
     "by_segment",
     "choose",
+    "coldest_pages",
     "connect_tcp",
     "connect_unix",
     "copy_and_hash",
@@ -130,6 +133,7 @@ __all__ = [
     "cut",
     "default_threads",
     "encode",
+    "expired_pages",
     "fetch_pages",
     "hash_bytes",
     "is_locked",

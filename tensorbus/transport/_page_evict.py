@@ -33,12 +33,14 @@ class Watermarks:
         return 0 if used_bytes <= self.high * room_bytes else used_bytes - int(self.low * room_bytes)
 
 
-def expired(expires_ns: Times, now_ns: int) -> Rows:
+def expired_pages(expires_ns: Times, now_ns: int) -> Rows:
     """The pages whose time to live is over."""
     return np.flatnonzero(expires_ns <= now_ns)
 
 
-def coldest(touched_ns: Times, nbytes: npt.NDArray[np.int64], need_bytes: int, *, keep: Mask | None = None) -> Rows:
+def coldest_pages(
+    touched_ns: Times, nbytes: npt.NDArray[np.int64], need_bytes: int, *, keep: Mask | None = None
+) -> Rows:
     """The pages that have not been touched for longest and make up ``need_bytes``, or all there are; coldest first.
 
     Takes time in proportion to the number of pages, and n log n of those given.

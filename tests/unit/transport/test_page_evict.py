@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from tensorbus.errors import InvalidArgumentError
 from tensorbus.transport import Watermarks
-from tensorbus.transport._page_evict import NEVER_NS, batches, coldest, expired
+from tensorbus.transport._page_evict import NEVER_NS, batches, coldest_pages, expired_pages
 
 PAGES = st.lists(st.tuples(st.integers(0, 50), st.integers(1, 9), st.booleans()), max_size=40)
 
@@ -19,7 +19,7 @@ def test_the_coldest_that_suffice_leave(pages: list[tuple[int, int, bool]], need
     touched = np.array([page[0] for page in pages], np.int64)
     nbytes = np.array([page[1] for page in pages], np.int64)
     keep = np.array([page[2] for page in pages], np.bool_)
-    found = coldest(touched, nbytes, need, keep=keep).tolist()
+    found = coldest_pages(touched, nbytes, need, keep=keep).tolist()
     free = [n for n in range(len(pages)) if not keep[n]]
     assert len(set(found)) == len(found)
     assert set(found) <= set(free)
@@ -32,7 +32,7 @@ def test_the_coldest_that_suffice_leave(pages: list[tuple[int, int, bool]], need
 
 
 def test_what_expires_and_when_to_make_room() -> None:
-    assert expired(np.array([5, 6, NEVER_NS], np.int64), 5).tolist() == [0]
+    assert expired_pages(np.array([5, 6, NEVER_NS], np.int64), 5).tolist() == [0]
     marks = Watermarks(high=0.9, low=0.5)
     assert [marks.excess_bytes(used, 100) for used in (90, 91)] == [0, 41]
     with pytest.raises(InvalidArgumentError):
