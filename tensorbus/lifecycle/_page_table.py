@@ -1,7 +1,6 @@
 """The pages of one shard: which holders have which page where, for millions of them, in numpy arrays.
 
-Batches are taken in, found and dropped without a Python loop over their pages. Keys are hashes already, so their own
-bytes are the hash.
+Batches are taken in, found and dropped without a Python loop over their pages, see ``docs/adr/0012-index-of-pages.md``.
 """
 
 from __future__ import annotations
