@@ -30,6 +30,7 @@ class Sizes:
         lives: Artifacts on two workers while bus and store are killed.
         store_seeds: Runs of each test that hurts a store at random moments.
         store_kills: How often a store is killed in one of them.
+        shard_hand_overs: How often a shard changes its home under the former one's hands.
         store_hand_overs: How often the log changes its keeper.
         full_disks: How often one and the same disk gets full.
         transfers: Artifacts that are fetched by another worker and destroyed, one after the other.
@@ -54,6 +55,7 @@ class Sizes:
     wire_puts: int
     purges: int
     full_disks: int
+    shard_hand_overs: int
     store_hand_overs: int
     store_kills: int
     store_seeds: int
@@ -80,6 +82,7 @@ QUICK: Final = Sizes(
     wire_puts=100,
     purges=1,
     full_disks=1,
+    shard_hand_overs=60,
     store_hand_overs=1,
     store_kills=4,
     store_seeds=1,
@@ -105,6 +108,7 @@ SOAK: Final = Sizes(
     wire_puts=2000,
     purges=10,
     full_disks=5,
+    shard_hand_overs=1000,
     store_hand_overs=6,
     store_kills=50,
     store_seeds=5,
