@@ -141,7 +141,11 @@ class PageLog:
             await self._check()
             if self.ended is not None:
                 return
-            outcome = await self._found(batch, headers.event_id) or await self._try(batch, headers)
+            outcome = await self._found(batch, headers.event_id)
+            if self._doubted:  # the bus was away just now: what was found may be gone, and the last batch with it
+                outcome = None
+            elif outcome is None:
+                outcome = await self._try(batch, headers)
         self.trouble = None
         if isinstance(outcome, Conflict):
             log.warning("fenced: shard=%d token=%d in_force=%d", self._shard, self._token, outcome.seq)

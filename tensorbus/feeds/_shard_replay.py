@@ -52,8 +52,8 @@ async def replay_shard(
 async def _replayed(pages: Stream, shard: int, upto: int, before: int | None, deadline: Deadline) -> ShardState:
     """From the newest snapshot that can be used and counts, else from nothing."""
     for fact in await shard_snapshots(pages, shard, deadline=deadline):
-        if fact.event.upto > upto or (before is not None and fact.seq >= before):
-            continue
+        if fact.seq > upto or (before is not None and fact.seq >= before):
+            continue  # what follows would not show whether it counts
         state = await _loaded(pages, fact.event, deadline)
         if state is not None and await _follow(pages, state, upto, fact.seq, deadline):
             return state

@@ -11,7 +11,7 @@ import pytest
 from tests.sizes import SIZES, SOAK
 
 HERE = Path(__file__).parent
-SWEEPS = ("test_sessions", "test_names", "test_artifacts", "test_log", "test_losses")
+SWEEPS = ("test_sessions", "test_names", "test_artifacts", "test_log", "test_losses", "test_pages")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -326,6 +326,21 @@ async def test_a_snapshot_of_who_is_not_the_home_is_passed_over(bus: MemoryBus) 
     assert state.dropped == {"fenced": 1}
 
 
+async def test_no_state_begins_with_a_snapshot_that_what_follows_cannot_vouch_for(bus: MemoryBus) -> None:
+    token = await grant(bus)
+    home = Home(bus, token)
+    async with home.running():
+        await said(home, 0)
+    newer = await grant(bus, H2, after=token)
+    lie = await state_of(bus)
+    lie.pages.add(records(1, first=99))
+    blob = await put_blob(bus.pages, b"".join(dump_shard(lie)), author=H1, deadline=soon())
+    fact = ShardSnapshotTaken(shard=SHARD, upto=newer, fold=PAGES_FOLD_VERSION, state_hash=lie.state_hash, blob=blob)
+    assert isinstance(await append(bus.pages, fact, headers(H1, newer, token=newer), deadline=soon()), Appended)
+    assert len((await replay_shard(bus.pages, SHARD, upto=newer, deadline=soon())).pages) == 5
+    assert len((await state_of(bus)).pages) == 5
+
+
 async def test_a_snapshot_without_its_body_is_passed_over(bus: MemoryBus) -> None:
     token = await grant(bus)
     home = Home(bus, token)
