@@ -1,4 +1,4 @@
-"""``tensorbus up``: an embedded bus, a worker, and a gateway with the store, as long as this command runs."""
+"""``tensorbus up``: an embedded bus, a worker, and a gateway with a home of pages and the store, as long as it runs."""
 
 from __future__ import annotations
 
@@ -46,9 +46,9 @@ NO_STORE: Final = (
 @json_option
 @click.pass_context
 def up(ctx: click.Context, resolved: Resolved, *, parent: int | None, as_json: bool) -> None:
-    """Run a whole system in one home: an embedded NATS server, a worker, and a gateway that is the store as well.
+    """Run a whole system in one home: an embedded NATS server, a worker, and a gateway that is the store too.
 
-    With --nats-url it uses your NATS instead of an embedded one. It prints `ready` when callers can connect, reports a
+    That one is the home of pages as well. With --nats-url it uses your NATS instead of an embedded one. It prints `ready` when callers can connect, reports a
     process that ends and goes on, and ends everything in order on Ctrl-C or SIGTERM.
     """
     if parent is not None:
@@ -216,7 +216,7 @@ def _children(resolved: Resolved) -> list[Child]:
     """A basic worker and one process for the other roles. Environment and file are theirs too; flags are passed on."""
     settings, flags = resolved.settings, _flags(resolved)
     ids = {role: _worker_id(settings, role) for role in ("basic", "gateway")}
-    roles = {"gateway": "gateway,store"} if missing_for_store() is None else {}
+    roles = {"gateway": "gateway,shard-home" + (",store" if missing_for_store() is None else "")}
     return [
         Child(role, roles=roles.get(role), worker=worker, home=settings.home, flags=flags)
         for role, worker in ids.items()

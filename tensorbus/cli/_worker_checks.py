@@ -107,7 +107,9 @@ def _witness(
     settings: Settings, cards: Sequence[WorkerCard], live: Sequence[dict[str, Any]], dead: Sequence[dict[str, Any]]
 ) -> Iterator[Verdict]:
     """Sessions whose process is gone are ended by a gateway. Without one they stay."""
-    witnesses = [str(one["worker"]) for one in live if {"gateway", "store"} & set(one["roles"]) and one not in dead]
+    witnesses = [
+        str(one["worker"]) for one in live if {"gateway", "shard-home", "store"} & set(one["roles"]) and one not in dead
+    ]
     if not witnesses:
         advice = "start " + command("tensorbus", "worker", "--roles", "gateway", "--home", settings.home)
         yield Verdict("witness", State.WRONG, "no witness: dead workers stay listed as live", advice)

@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from tensorbus.bus import Appended, append
 from tensorbus.clock import NS_PER_S, Deadline
-from tensorbus.errors import ConflictError, FencedError, TensorbusError, UnavailableError
+from tensorbus.errors import ConflictError, DeniedError, FencedError, TensorbusError, UnavailableError
 from tensorbus.events import Headers, LeaseGranted, PageHolder
 from tensorbus.feeds import LeaseFeed, PageLog, ShardGrant, replay_shard
 from tensorbus.ids import Incarnation, WorkerId, new_event_id
@@ -68,7 +68,7 @@ class HomeRole:
         self._nobodys_ns: dict[int, int] = {}
         self._not_before_ns: dict[int, int] = {}
         self._recheck = False
-        self._dead: dict[PageHolder, None] = {}
+        self._trouble: TensorbusError | None = None
         self._wake = asyncio.Event()
         self._room = asyncio.Semaphore(AT_ONCE)
         self._group: asyncio.TaskGroup | None = None
@@ -143,21 +143,31 @@ class HomeRole:
         return [("home", self.run())]
 
     async def run(self) -> None:
-        """Take, serve and let go of shards for ever."""
-        with self._following():
-            async with asyncio.TaskGroup() as group:
-                self._group = group
-                while True:
-                    self._wake.clear()
-                    try:
-                        await self._turn()
-                    except FencedError:
-                        raise
-                    except TensorbusError as error:
-                        log.warning("homes of shards: %s", error)
-                    with contextlib.suppress(TimeoutError):
-                        async with asyncio.timeout(LOOK_S):
-                            await self._wake.wait()
+        """Take, serve and let go of shards for ever.
+
+        Raises:
+            FencedError: If the session is over; DeniedError: If the bus does not permit what a home does.
+        """
+        try:
+            with self._following():
+                async with asyncio.TaskGroup() as group:
+                    await self._look(group)
+        except* TensorbusError as failed:
+            raise failed.exceptions[0] from None
+
+    async def _look(self, group: asyncio.TaskGroup) -> None:
+        self._group = group
+        while True:
+            self._wake.clear()
+            try:
+                await self._turn()
+            except (FencedError, DeniedError):
+                raise
+            except TensorbusError as error:
+                self._troubled(error)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(LOOK_S):
+                    await self._wake.wait()
 
     async def leave(self, *, deadline: Deadline) -> None:
         """The worker stops: no shard is served any more, and all that is known of them is on the stream.
@@ -280,16 +290,25 @@ class HomeRole:
         try:
             async with self._room:
                 await work
+            self._trouble = None
+        except DeniedError:
+            raise
         except FencedError as error:
             log.info("shard is another's: shard=%d reason=%s", shard, error)
         except TensorbusError as error:
-            log.warning("shard not taken: shard=%d reason=%s", shard, error)
+            self._troubled(error)
             self._drop(shard)
             self._not_before_ns[shard] = self._core.clock.now_ns() + int(ASK_AGAIN_S * NS_PER_S)
         finally:
             work.close()
             del self._busy[shard]
             self._wake.set()
+
+    def _troubled(self, error: TensorbusError) -> None:
+        """Say it once: all shards have the same trouble, and have it again at each try."""
+        if self._trouble is None or error.kind != self._trouble.kind:
+            log.warning("shards cannot be taken: worker=%s reason=%s", self._me[0], error)
+        self._trouble = error
 
     # -- one shard ----------------------------------------------------------------------------------------------------
 
