@@ -257,6 +257,12 @@ class Settings(BaseModel):
         64,
         description="Shards of the cluster's pages, a power of two up to 65536; the first home fixes it for ever.",
     )
+    page_snapshot_batches: Annotated[int, Field(ge=1)] = Field(
+        200, description="Batches of up to a thousand changes after which a home stores a shard of pages; at least 1."
+    )
+    page_purge_delay_s: Seconds = Field(
+        120.0, description="Seconds after which a store purges what a confirmed snapshot of a shard stands for."
+    )
     purge_delay_s: Seconds = Field(
         600.0,
         description="Seconds between the announcement of a purge of the log and the purge; a reader that was cut off "

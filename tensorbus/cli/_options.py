@@ -47,6 +47,8 @@ WORKER: Final = (
     "gateway_port",
     "gateway_sql",
     "page_shards",
+    "page_snapshot_batches",
+    "page_purge_delay_s",
     "archive_url",
     "archive_s",
     "snapshot_facts",

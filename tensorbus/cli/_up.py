@@ -48,8 +48,9 @@ NO_STORE: Final = (
 def up(ctx: click.Context, resolved: Resolved, *, parent: int | None, as_json: bool) -> None:
     """Run a whole system in one home: an embedded NATS server, a worker, and a gateway that is the store too.
 
-    That one is the home of pages as well. With --nats-url it uses your NATS instead of an embedded one. It prints `ready` when callers can connect, reports a
-    process that ends and goes on, and ends everything in order on Ctrl-C or SIGTERM.
+    That one is the home of pages as well. With --nats-url it uses your NATS instead of an embedded one. It prints
+    `ready` when callers can connect, reports a process that ends and goes on, and ends everything in order on Ctrl-C or
+    SIGTERM.
     """
     if parent is not None:
         end_with(parent)

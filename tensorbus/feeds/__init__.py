@@ -10,7 +10,7 @@ from tensorbus.feeds._lookout import insist
 from tensorbus.feeds._page_log import PageLog
 from tensorbus.feeds._remember import Loss, LostPositionError, Remembered, check, newest_truncation, remember
 from tensorbus.feeds._restore import newest_purge
-from tensorbus.feeds._shard_replay import decode_pages, replay_shard
+from tensorbus.feeds._shard_replay import decode_pages, replay_shard, shard_snapshots
 
 __all__ = [
     "Author",
@@ -34,4 +34,5 @@ __all__ = [
     "newest_truncation",
     "remember",
     "replay_shard",
+    "shard_snapshots",
 ]

@@ -378,6 +378,7 @@ class HomeRole:
             token=token,
             table=state.pages,
             log=voice,
+            stored=0 if state.snapshot is None else state.number,
             waiting=set() if exact else self._holders(),
             clock=self._core.clock,
             is_live=self.is_live,

@@ -49,6 +49,7 @@ class HomeShard:
 
     Args:
         table: As replayed up to the grant.
+        stored: Number of the last batch that the newest snapshot has, about.
         waiting: Lives that may hold pages of the shard which the stream does not have, until they have said so.
         is_live: Whether a holder's session is open.
         host_of: Where a holder is.
@@ -61,6 +62,7 @@ class HomeShard:
         token: int,
         table: PageTable,
         log: PageLog,
+        stored: int,
         waiting: set[PageHolder],
         clock: Clock,
         is_live: IsLive,
@@ -69,6 +71,7 @@ class HomeShard:
         self.shard, self.token = shard, token
         self.table = table
         self.log = log
+        self.stored = stored
         self.waiting = waiting
         self._clock = clock
         self._is_live = is_live
@@ -91,13 +94,13 @@ class HomeShard:
             records: ``keyspace`` is a place in ``keyspaces``.
         """
         outcomes = np.full(len(records), PageOutcome.STORED, np.uint8)
-        if self.log.full:
+        if self.log.full or self.log.ended is not None:
             outcomes[:] = PageOutcome.UNAVAILABLE
             return Added(outcomes, np.empty(0, RECORD))
         mine = self._numbered(records, keyspaces, holder)
         mine["op"] = PageOp.ADD
         again = _repeats(mine)
-        rows = self._find(mine)
+        rows = self.table.find_records(mine)
         outcomes[again] = PageOutcome.EXISTED
         first: dict[int, int] = {}
         if not replica:
@@ -113,7 +116,7 @@ class HomeShard:
             records = records[new]
             records["op"], records["holder"] = PageOp.ADD, 0
             self.log.put(records, keyspaces, (holder,))
-        rows = self._find(mine[again])
+        rows = self.table.find_records(mine[again])
         first.update(zip(np.flatnonzero(again).tolist(), rows.tolist(), strict=True))
         order = [first[at] for at in sorted(first)]
         return Added(outcomes, self._at(np.array(order, np.int32)))
@@ -121,7 +124,7 @@ class HomeShard:
     def remove(self, records: Records, keyspaces: tuple[str, ...], holder: PageHolder) -> int:
         """Forget copies that lie where the records say; how many there were."""
         gone = self.table.remove(self._numbered(records, keyspaces, holder))
-        if gone:
+        if gone and self.log.ended is None:
             records = records.copy()
             records["op"], records["holder"], records["ttl_s"] = PageOp.REMOVE, 0, 0
             self.log.put(records, keyspaces, (holder,))
@@ -157,24 +160,16 @@ class HomeShard:
         if number is None:
             return states, found
         rows = self.table.find(keys, number, fragment)
-        there = np.flatnonzero(rows >= 0)
-        records, expires_s = self.table.at(rows[there])
-        now_s = self._now_s()
-        good = self._alive(records) & ((expires_s == 0) | (expires_s > now_s))
+        there = rows >= 0
+        usable = self.table.usable(rows, now_s=self._now_s(), live=self._mask(self._is_live))
         if host:
-            near = self._near(records, host)
-            elsewhere = np.flatnonzero(~near | ~good)
-        else:
-            elsewhere = np.flatnonzero(~good)
-        for at in elsewhere.tolist():
-            best = self._best_copy(int(rows[there[at]]), host, now_s)
-            good[at] = best is not None
-            if best is not None:
-                one = np.array([best], np.int32)
-                records[at : at + 1], expires_s[at : at + 1] = self.table.at(one)
-        states[there] = np.where(good, PageState.HIT, PageState.EXPIRED)
-        records["ttl_s"] = np.where(expires_s == 0, 0, np.maximum(expires_s.astype(np.int64) - now_s, 1))
-        found[there] = records
+            near = self._mask(lambda holder: self._is_live(holder) and self._host_of(holder) == host)
+            nearest = self.table.usable(rows, now_s=self._now_s(), live=near)
+            usable = np.where(nearest >= 0, nearest, usable)
+        hit = usable >= 0
+        states[there] = PageState.EXPIRED
+        states[hit] = PageState.HIT
+        found[hit] = self._at(usable[hit])
         return states, found
 
     def holder(self, number: int) -> PageHolder:
@@ -206,29 +201,16 @@ class HomeShard:
         mine["holder"] = self.table.holders.number(_name(holder))
         return mine
 
-    def _find(self, mine: Records) -> npt.NDArray[np.int32]:
-        """int32[n]: the row of each page's first copy, or -1."""
-        rows = np.full(len(mine), -1, np.int32)
-        kinds = mine["keyspace"].astype(np.uint32) << 16 | mine["fragment"]
-        keys = np.ascontiguousarray(mine["key"]).view(np.uint8).reshape(-1, 32)
-        for kind in np.unique(kinds).tolist():
-            of_kind = np.flatnonzero(kinds == kind)
-            rows[of_kind] = self.table.find(keys[of_kind], kind >> 16, kind & 0xFFFF)
-        return rows
-
     def _others(self, rows: npt.NDArray[np.int32], mine: Records) -> dict[int, int]:
         """Of pages that others have and that can be read there: the row of such a copy, by place in the batch."""
         known = np.flatnonzero(rows >= 0)
         if not len(known):
             return {}
-        firsts, _ = self.table.at(rows[known])
-        now_s = self._now_s()
-        others = {}
-        for at in known[firsts["holder"] != mine["holder"][known]].tolist():
-            best = self._best_copy(int(rows[at]), "", now_s)
-            if best is not None:
-                others[at] = best
-        return others
+        usable = self.table.usable(rows[known], now_s=self._now_s(), live=self._mask(self._is_live))
+        known, usable = known[usable >= 0], usable[usable >= 0]
+        firsts, _ = self.table.at(usable)
+        others = firsts["holder"] != mine["holder"][known]
+        return dict(zip(known[others].tolist(), usable[others].tolist(), strict=True))
 
     def _at(self, rows: npt.NDArray[np.int32]) -> Records:
         records, expires_s = self.table.at(rows)
@@ -236,30 +218,13 @@ class HomeShard:
         records["ttl_s"] = np.where(expires_s == 0, 0, np.maximum(left, 1))
         return records
 
-    def _alive(self, records: Records) -> npt.NDArray[np.bool_]:
-        return self._per_holder(records, self._is_live)
-
-    def _near(self, records: Records, host: str) -> npt.NDArray[np.bool_]:
-        return self._per_holder(records, lambda holder: self._host_of(holder) == host)
-
-    def _per_holder(self, records: Records, test: Callable[[PageHolder], bool]) -> npt.NDArray[np.bool_]:
-        numbers, back = np.unique(records["holder"], return_inverse=True)
-        known = np.array([test(self.holder(number)) for number in numbers.tolist()], np.bool_)
-        out: npt.NDArray[np.bool_] = known[back]
-        return out
-
-    def _best_copy(self, row: int, host: str, now_s: int) -> int | None:
-        """Of a page's copies one that can be read, on that host if there is one."""
-        best = None
-        for copy in self.table.copies(row):
-            records, expires_s = self.table.at(np.array([copy], np.int32))
-            holder = self.holder(int(records["holder"][0]))
-            if not self._is_live(holder) or 0 < int(expires_s[0]) <= now_s:
-                continue
-            if not host or self._host_of(holder) == host:
-                return copy
-            best = copy if best is None else best
-        return best
+    def _mask(self, test: Callable[[PageHolder], bool]) -> npt.NDArray[np.bool_]:
+        """bool[m]: what is true of each holder, by its number."""
+        numbers = [number for name in self.table.holders if (number := self.table.holders.get(name)) is not None]
+        mask = np.zeros(max(numbers, default=0) + 1, np.bool_)
+        for number in numbers:
+            mask[number] = test(self.holder(number))
+        return mask
 
 
 def _name(holder: PageHolder) -> tuple[WorkerId, Incarnation]:

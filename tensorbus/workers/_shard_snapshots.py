@@ -1,4 +1,4 @@
-"""Snapshots of shards: taken by their homes, confirmed by somebody else, and what they stand for purged by the store."""
+"""Snapshots of shards: taken by homes, confirmed by somebody else, and what they stand for purged by the store."""
 
 from __future__ import annotations
 
@@ -68,7 +68,9 @@ class SnapshotTaker:
         )
         if await say(self._core, fact, token=home.token, deadline=deadline) is not None:
             self._stored[home.shard] = number
-            log.info("shard stored: shard=%d upto=%d pages=%d nbytes=%d", home.shard, upto, len(state.pages), blob.nbytes)
+            log.info(
+                "shard stored: shard=%d upto=%d pages=%d nbytes=%d", home.shard, upto, len(state.pages), blob.nbytes
+            )
 
 
 class SnapshotConfirmer:
@@ -155,7 +157,9 @@ class PagePurger:
                 fence = subjects.fence(Aggregate("shard", str(shard)))
                 removed = await pages.purge(fence, upto=kept.event.upto, keep_last=False, deadline=deadline)
                 for older in (fact for fact in stored if fact.seq < snapshot):
-                    if older.event.blob.digest not in {fact.event.blob.digest for fact in stored if fact.seq >= snapshot}:
+                    if older.event.blob.digest not in {
+                        fact.event.blob.digest for fact in stored if fact.seq >= snapshot
+                    }:
                         blob = f"{subjects.prefix}.pblob.{older.event.blob.digest}.*.*"
                         await pages.purge(blob, upto=kept.event.upto, keep_last=False, deadline=deadline)
                 for kind, upto in (("psnap", snapshot - 1), ("pconf", confirmed - 1)):

@@ -44,6 +44,7 @@ from tensorbus.workers._page_routes import PageRoutes
 from tensorbus.workers._position import PositionFile
 from tensorbus.workers._service import Service
 from tensorbus.workers._session import OwnSession
+from tensorbus.workers._shard_snapshots import PagePurger, SnapshotConfirmer, SnapshotTaker
 from tensorbus.workers._witness import Witness
 
 if TYPE_CHECKING:
@@ -277,9 +278,15 @@ class Worker:
                 core.store_stats = store.stats
                 losses.tell(store.on_loss)
                 tasks += [group.create_task(work, name=name) for name, work in store.work()]
+                purger = PagePurger(core, delay_s=self.settings.page_purge_delay_s, may=lambda: store.keeper.holds)
+                tasks.append(group.create_task(purger.run(), name="purge shards"))
+            if not {"shard-home", "store"}.isdisjoint(self.roles):
+                tasks.append(group.create_task(SnapshotConfirmer(core).run(), name="confirm shards"))
             if home is not None:
                 home.begin(session)
-                tasks += [group.create_task(work, name=name) for name, work in home.work()]
+                taker = SnapshotTaker(core, home, every=self.settings.page_snapshot_batches)
+                work_of_home = [*home.work(), ("store shards", taker.run())]
+                tasks += [group.create_task(work, name=name) for name, work in work_of_home]
             for listener in listeners:
                 work = serve_listener(listener, service.handle, ids=self._ids, on_open=callers.opened)
                 tasks.append(group.create_task(work, name=f"listen {listener.address}"))
