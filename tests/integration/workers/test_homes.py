@@ -9,10 +9,14 @@ from contextlib import AsyncExitStack, asynccontextmanager
 import numpy as np
 import pytest
 
+from tensorbus.bus import NatsBus
+from tensorbus.clock import Deadline
+from tensorbus.events import Subjects
 from tensorbus.model import PageOutcome, PageState
 from tensorbus.testing._processes import WorkerProgram
+from tests.integration.conftest import Nats
 from tests.integration.workers.pages import KEYSPACE, Homes, keys_of, records_for
-from tests.integration.workers.raw import Raw
+from tests.integration.workers.raw import Raw, until
 
 pytestmark = pytest.mark.integration
 Start = Callable[..., WorkerProgram]
@@ -143,3 +147,31 @@ async def test_shards_move_to_a_home_that_comes_and_none_of_their_pages_is_lost(
         assert {slot for _, slot in places.values()} == set(range(10_000))
         for name in ("h1", "h2", "h3"):
             assert {shard["state"] for shard in (await homes.status(name))["shards"]} == {"exact"}
+
+
+async def test_shards_are_stored_confirmed_and_purged_and_a_new_home_begins_there(
+    start_worker: Start, nats: Nats
+) -> None:
+    holder = start_worker("basic", id="w1")
+    store = start_worker("gateway,store", id="s1", page_purge_delay_s=0.5)
+    dying = start_worker("shard-home", id="h1", page_snapshot_batches=2)
+    start_worker("shard-home", id="h2", page_snapshot_batches=2)
+    rounds = [keys_of(1_000, seed=seed) for seed in range(4)]
+    async with asking(holder) as homes:
+        await homes.served(["h1", "h2"])
+        for keys in rounds:
+            assert (await homes.add(keys, holder, ack="log") == PageOutcome.STORED).all()
+        await until(lambda: store.text.count("purged: shard=") >= homes.shards, "a purge of every shard")
+        assert "not confirmed" not in dying.text
+        dying.kill9()
+        await homes.served(["h2"])
+        await homes.say_all(holder)
+        states, _ = await homes.look(np.concatenate(rounds))
+        assert (states == PageState.HIT).all()
+        await homes.add(keys_of(1_000, seed=9), holder, ack="log")
+    bus = await NatsBus.connect(nats.url, subjects=Subjects(nats.prefix))
+    try:
+        left = await bus.pages.log_state(deadline=Deadline(10))
+        assert left.messages < 64 * (2 + 5 + 4)  # grants; batches since; snapshots with their bodies
+    finally:
+        await bus.close()
