@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from tensorbus.cli._output import size
+from tensorbus.cli._path_checks import check_paths
 from tensorbus.cli._probes import ask_worker, is_stopped
 from tensorbus.cli._verdict import State, Verdict, command
 from tensorbus.clock import Deadline
@@ -31,7 +32,7 @@ class _Seen:
 
 
 async def check_workers(settings: Settings) -> list[Verdict]:
-    """Each worker of the home, then whether memory and a witness are there, and whether directories agree."""
+    """Each worker of the home, the paths that bytes take, whether there is a witness, and whether directories agree."""
     cards = living_workers(settings.home)
     if not cards and settings.url is not None:
         return [Verdict("workers", State.OK, "none in this home; a gateway is named")]
@@ -43,7 +44,7 @@ async def check_workers(settings: Settings) -> list[Verdict]:
     verdicts = [await _worker(settings, card, seen) for card in cards]
     live = [one for one in seen.sessions or () if one.get("live")]
     dead = [one for one in live if _is_dead(one, settings, cards)]
-    verdicts += _memory(settings, cards, [one for one in live if one not in dead])
+    verdicts += await check_paths(settings, cards, [one for one in live if one not in dead])
     if seen.sessions is not None:
         verdicts += _witness(settings, cards, live, dead)
         verdicts += _stores(settings, seen.stores, [one for one in live if one not in dead])
@@ -90,17 +91,6 @@ def _pinned(stats: dict[str, Any]) -> str:
     if 2 * nbytes <= budget:
         return ""
     return f"{pins['leases']} pins keep {size(nbytes)} of its {size(budget)} of memory, which no put can have"
-
-
-def _memory(settings: Settings, cards: Sequence[WorkerCard], alive: Sequence[dict[str, Any]]) -> Iterator[Verdict]:
-    if any("basic" in card.roles and card.host_id == settings.host_id for card in cards):
-        return
-    advice = command("tensorbus", "worker", "--home", settings.home, "--host-id", settings.host_id)
-    if any("basic" in one["roles"] for one in alive):
-        found = f"no worker holds memory for host id {settings.host_id}: callers read copies through a gateway"
-        yield Verdict("workers", State.WARNING, found, advice)
-    else:
-        yield Verdict("workers", State.WRONG, "no worker holds memory: nothing can be put", advice)
 
 
 def _witness(
