@@ -10,8 +10,19 @@ from typing import Final
 from tensorbus.bus import Appended, Conflict, Stream, append
 from tensorbus.clock import Deadline
 from tensorbus.errors import FencedError, TensorbusError, UnavailableError
-from tensorbus.events import AUTHOR, INCARNATION, MSG_ID, Headers, PageHolder, PagesChanged, aggregate_of
+from tensorbus.events import (
+    AUTHOR,
+    INCARNATION,
+    MSG_ID,
+    Aggregate,
+    Headers,
+    PageHolder,
+    PagesChanged,
+    ShardSnapshotTaken,
+    aggregate_of,
+)
 from tensorbus.feeds._lookout import insist, look_deadline
+from tensorbus.feeds._shard_replay import decode_pages
 from tensorbus.ids import EventId, IdSource, Incarnation, WorkerId, new_event_id
 from tensorbus.lifecycle import PageBatches, Records
 
@@ -213,11 +224,21 @@ class PageLog:
     async def _is_there(self) -> bool:
         found = await self._pages.get(self.position, deadline=look_deadline())
         if found is None:
-            return False
+            return await self._is_purged()
         if self._last_id is not None:
             return found.headers.get(MSG_ID) == self._last_id
         said = (found.headers.get(AUTHOR), found.headers.get(INCARNATION))
         return said == (self._author, self._incarnation)
+
+    async def _is_purged(self) -> bool:
+        """Whether a snapshot of this home's own holds the last batch: it lies behind it, so the tail is there."""
+        pattern = self._pages.subjects.fence(Aggregate("psnap", str(self._shard)))
+        last = await self._pages.last_on(pattern, deadline=look_deadline())
+        if last is None:
+            return False
+        fact, said = (recorded := decode_pages(last)).event, recorded.headers
+        mine = (said.author, said.incarnation, said.token) == (self._author, self._incarnation, self._token)
+        return mine and isinstance(fact, ShardSnapshotTaken) and fact.upto >= self.position
 
     def _fence(self, why: TensorbusError) -> None:
         self._end(why)

@@ -307,6 +307,20 @@ async def test_a_shard_begins_at_its_snapshot_and_is_the_same(bus: MemoryBus) ->
     assert (state.state_hash, state.gaps, len(state.pages)) == (whole.state_hash, 0, 15)
 
 
+async def test_a_batch_that_was_purged_is_not_lost(bus: MemoryBus) -> None:
+    token = await grant(bus)
+    home = Home(bus, token)
+    async with home.running() as log:
+        await said(home, 0)
+        upto = await take_snapshot(bus, token)
+        await bus.pages.purge(f"tb.shard.{SHARD}.*", upto=upto, keep_last=False, deadline=soon())
+        bus.disconnect()
+        bus.reconnect()
+        await said(home, 5)
+        assert (log.number, log.ended) == (2, None)
+    assert len((await state_of(bus)).pages) == 10
+
+
 async def test_a_snapshot_of_who_is_not_the_home_is_passed_over(bus: MemoryBus) -> None:
     """The server stores it, as a fence header is chosen by who writes it."""
     token = await grant(bus)
