@@ -44,7 +44,7 @@ from benchmarks._table import (
 from benchmarks.peers.__main__ import install
 from benchmarks.peers._common import touched, warm
 from tensorbus.clock import Deadline
-from tensorbus.transport import BlockTable, Origin, Transfer, Ways, parse_addresses
+from tensorbus.transport import BlockTable, Lines, Origin, Transfer, Ways, parse_addresses
 from tensorbus.transport._blocks import checksum, cut
 
 BENCH = "transfer"
@@ -116,10 +116,12 @@ def hash_rate(room: memoryview) -> float:
 def loopback(sizes: Sequence[int], rounds: int) -> Runs:
     runs: Runs = defaultdict(list)
     memory = memoryview(warm(max(sizes), 1)).cast("B")
-    with Lender(["127.0.0.1"], max(sizes)) as lender, iperf_server() as has_iperf:
+    lines = Lines()  # as in a worker, connections stay for the next transfer
+    with Lender(["127.0.0.1"], max(sizes)) as lender, iperf_server() as has_iperf, contextlib.closing(lines):
         for nbytes in sizes:
             room = memory[:nbytes]
-            bring([lender.addresses], memory, Ways())  # checksums of what is lent are taken at its first read
+            # Checksums of what is lent are taken at its first read.
+            bring([lender.addresses], memory, Ways(connections=max(CONNECTIONS), lines=lines))
             for _ in range(rounds):
                 if has_iperf:
                     runs["iperf3", nbytes].append(iperf(nbytes))
@@ -128,7 +130,8 @@ def loopback(sizes: Sequence[int], rounds: int) -> Runs:
                     took = parts.draw(lender.bare, room, connections)
                     runs[f"sockets {connections}", nbytes].append(nbytes / took / 1e9)
                     for sums in (False, True):
-                        took = bring([lender.addresses], room, Ways(connections=connections, sums=sums))
+                        ways = Ways(connections=connections, sums=sums, lines=lines)
+                        took = bring([lender.addresses], room, ways)
                         runs[f"ours {connections} {sums}", nbytes].append(nbytes / took / 1e9)
                 peers(nbytes, runs)
     return runs
