@@ -184,10 +184,11 @@ def _writes(role: Role, name: str, subjects: Subjects) -> Iterator[str]:
         yield f"{prefix}.blob.*.*.{name}"
         yield f"{prefix}.live.*.{name}"
         yield f"$JS.API.STREAM.CREATE.{subjects.live_stream}"  # in memory: gone with a server that was alone
+    if role in (Role.BASIC, Role.STORE):
+        yield f"{prefix}.pconf.*.{name}"
     if role is Role.STORE:
         yield f"{prefix}.ev.role.store.{name}"
         yield f"{prefix}.snap.*.{name}"
-        yield f"{prefix}.pconf.*.{name}"
         yield f"$JS.API.STREAM.PURGE.{subjects.log_stream}"
         yield f"$JS.API.STREAM.PURGE.{subjects.pages_stream}"
     if role is Role.SHARD_HOME:

@@ -24,7 +24,7 @@ from tensorbus.lifecycle import ShardState, load_shard
 
 log = logging.getLogger("tensorbus.feeds")
 
-BATCHES_AT_ONCE: Final = 4
+BATCHES_AT_ONCE: Final = 2
 """Messages that are folded before others get their turn on the loop: a few milliseconds' worth."""
 
 

@@ -12,13 +12,14 @@ from typing import Any, Final
 
 from tensorbus.bus import Appended, append
 from tensorbus.clock import NS_PER_S, Deadline
-from tensorbus.errors import ConflictError, DeniedError, FencedError, TensorbusError, UnavailableError
+from tensorbus.errors import ConflictError, DeniedError, FencedError, TensorbusError
 from tensorbus.events import Headers, LeaseGranted, PageHolder
 from tensorbus.feeds import LeaseFeed, PageLog, ShardGrant, replay_shard
 from tensorbus.ids import Incarnation, WorkerId, new_event_id
 from tensorbus.lifecycle import HomeStep, HomeView, Touched, assign, log_rules, next_step
 from tensorbus.workers._core import Core
 from tensorbus.workers._home_peers import HomePeers
+from tensorbus.workers._home_proof import Proof, caught_up
 from tensorbus.workers._home_shard import HomeShard
 from tensorbus.workers._session import OwnSession
 
@@ -59,15 +60,13 @@ class HomeRole:
         self._peers = peers
         self._shards_wanted = shards
         self._me: Life = (core.me.worker, core.me.incarnation)
-        self._session: OwnSession | None = None
-        self._proved = 0
+        self._proof = Proof(core, leases)
         self._leaving = False
         self._tokens: dict[int, int] = {}
         self._logs: dict[int, asyncio.Task[None]] = {}
         self._busy: dict[int, asyncio.Task[None]] = {}
         self._nobodys_ns: dict[int, int] = {}
         self._not_before_ns: dict[int, int] = {}
-        self._recheck = False
         self._trouble: TensorbusError | None = None
         self._wake = asyncio.Event()
         self._room = asyncio.Semaphore(AT_ONCE)
@@ -80,8 +79,7 @@ class HomeRole:
     @property
     def alive(self) -> bool:
         """Whether this home can prove that its session is open, and that no shard was taken while it could not."""
-        session = self._session
-        return session is not None and session.provably_alive and session.lapses == self._proved
+        return self._proof.holds
 
     @property
     def rebuilding(self) -> list[int]:
@@ -101,7 +99,7 @@ class HomeRole:
 
     async def caught_up(self, *, deadline: Deadline) -> None:
         """Wait until the Directory knows all sessions that there are now."""
-        await self._core.feed.reached(await self._core.bus.last_seq(deadline=deadline), deadline=deadline)
+        await caught_up(self._core, deadline=deadline)
 
     async def hand_over(self, shard: int, *, token: int, to: Life, deadline: Deadline) -> bool:
         """Let a shard go to the home that it is to be at; whether all that is known of it is on the stream then.
@@ -135,8 +133,7 @@ class HomeRole:
 
     def begin(self, session: OwnSession) -> None:
         """From now on the session counts."""
-        self._session = session
-        self._proved = session.lapses
+        self._proof.begin(session)
 
     def work(self) -> list[tuple[str, Coroutine[Any, Any, None]]]:
         """The endless tasks of the role."""
@@ -187,7 +184,8 @@ class HomeRole:
             yield
 
     def _on_leases(self, changed: tuple[ShardGrant, ...]) -> None:
-        self._recheck = self._recheck or not changed
+        if not changed:
+            self._proof.doubt()
         for lease in changed:
             if 0 < self._tokens.get(lease.shard, 0) < lease.token:
                 log.warning(
@@ -204,16 +202,14 @@ class HomeRole:
     # -- one look -----------------------------------------------------------------------------------------------------
 
     async def _turn(self) -> None:
-        state, session = self._core.state, self._session
-        if self._leaving or session is None or not state.is_live(*self._me):
+        state = self._core.state
+        if self._leaving or not self._proof.heard or not state.is_live(*self._me):
             return
         if not state.shards:
             rule = partial(log_rules.fix_shards, shards=self._shards_wanted)
             await self._core.author.decide(rule, deadline=Deadline(GRANT_S, what="fixing the number of shards"))
-        if not session.provably_alive:
-            return
-        if session.lapses != self._proved or self._recheck:
-            await self._prove(session)
+        for shard in await self._proof.lost(self._tokens):
+            self._drop(shard)
         self._assign()
         self._bury()
         for shard in range(state.shards):
@@ -221,19 +217,6 @@ class HomeRole:
                 self._step(shard)
             if shard % SHARDS_AT_ONCE == SHARDS_AT_ONCE - 1:
                 await asyncio.sleep(0)
-
-    async def _prove(self, session: OwnSession) -> None:
-        """After a time in which this home could not prove that it lives: see which shards are still its own."""
-        lapses, self._recheck = session.lapses, False
-        deadline = Deadline(GRANT_S, what="looking whose the shards are")
-        await self._leases.fresh(deadline=deadline)
-        await self.caught_up(deadline=deadline)
-        for shard, token in list(self._tokens.items()):
-            lease = self._leases.leases.get(shard)
-            if lease is None or lease.token != token:
-                self._drop(shard)
-        if self._core.state.is_live(*self._me):
-            self._proved = lapses
 
     def _assign(self) -> None:
         homes = tuple(sorted(one.worker for one in self._core.state.live_sessions() if "shard-home" in one.roles))
@@ -245,7 +228,9 @@ class HomeRole:
         return self._candidates[shard]
 
     def _bury(self) -> None:
-        """Forget what is held by lives that are over."""
+        """Forget what is held by lives that are over; after a loss of the log they may yet say that they are not."""
+        if self._core.feed.unsure or self._core.unsettled:
+            return
         for home in self.serving.values():
             for holder in home.holders():
                 if not self.is_live(holder):
@@ -410,8 +395,3 @@ class HomeRole:
         task = self._logs.pop(shard, None)
         if task is not None:
             task.cancel()
-
-
-def no_home(worker: str) -> UnavailableError:
-    """What a home says that cannot prove that it lives."""
-    return UnavailableError(f"home {worker} cannot prove that its session is open, and answers nothing", worker=worker)

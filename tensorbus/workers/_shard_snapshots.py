@@ -77,7 +77,7 @@ class SnapshotConfirmer:
     """Replays what others store, and says when it comes to the same.
 
     For each snapshot one worker is to do so: the first living candidate for the shard that is not its author, else a
-    store. It never starts from the snapshot itself.
+    store, else a worker with memory. It never starts from the snapshot itself.
     """
 
     def __init__(self, core: Core) -> None:
@@ -113,8 +113,8 @@ class SnapshotConfirmer:
         living = list(self._core.state.live_sessions())
         homes = [one.worker for one in living if "shard-home" in one.roles]
         candidates = list(assign(self._core.state.shards, homes)[shard][:CANDIDATES]) if homes else []
-        stores = sorted(one.worker for one in living if "store" in one.roles)
-        return next((name for name in [*candidates, *stores] if name != author), None)
+        others = [one.worker for role in ("store", "basic") for one in living if role in one.roles]
+        return next((name for name in [*candidates, *others] if name != author), None)
 
 
 class PagePurger:

@@ -280,7 +280,7 @@ class Worker:
                 tasks += [group.create_task(work, name=name) for name, work in store.work()]
                 purger = PagePurger(core, delay_s=self.settings.page_purge_delay_s, may=lambda: store.keeper.holds)
                 tasks.append(group.create_task(purger.run(), name="purge shards"))
-            if not {"shard-home", "store"}.isdisjoint(self.roles):
+            if not {"basic", "shard-home", "store"}.isdisjoint(self.roles):
                 tasks.append(group.create_task(SnapshotConfirmer(core).run(), name="confirm shards"))
             if home is not None:
                 home.begin(session)

@@ -69,7 +69,7 @@ OWN: dict[str, set[Role]] = {
     "tb.lease.7.{me}": {Role.SHARD_HOME},
     "tb.shard.7.{me}": {Role.SHARD_HOME},
     "tb.psnap.7.{me}": {Role.SHARD_HOME},
-    "tb.pconf.7.{me}": {Role.SHARD_HOME, Role.STORE},
+    "tb.pconf.7.{me}": {Role.BASIC, Role.SHARD_HOME, Role.STORE},
     f"tb.pblob.{ID}.0.{{me}}": {Role.SHARD_HOME},
     "other.ev.key.x.{me}": set(),
 }
