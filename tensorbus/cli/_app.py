@@ -35,6 +35,7 @@ COMMANDS: Final = {
     "persist": "_copies:persist",
     "verify": "_copies:verify",
     "op": "_op:op",
+    "pages": "_pages:pages",
     "events": "_log:events",
     "workers": "_log:workers",
     "stats": "_log:stats",

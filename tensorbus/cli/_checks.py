@@ -9,6 +9,7 @@ from typing import Final
 from tensorbus.bus import NatsAuth, NatsBus
 from tensorbus.cli._home_checks import check_cards, check_home, check_server, check_up
 from tensorbus.cli._output import size
+from tensorbus.cli._page_homes import check_pages
 from tensorbus.cli._probes import bus_limits, server_info
 from tensorbus.cli._urls import without_password
 from tensorbus.cli._verdict import State, Verdict, command
@@ -35,6 +36,7 @@ async def check_all(resolved: Resolved) -> list[Verdict]:
     if url is not None and not stopped:
         verdicts += await _guarded("nats", lambda: _nats(settings, url))
     verdicts += await _guarded("workers", lambda: check_workers(settings))
+    verdicts += await _guarded("pages", lambda: check_pages(settings))
     verdicts += [*_limits(), *_memory(settings)]
     return verdicts
 
