@@ -231,7 +231,7 @@ class HomeRole:
         """Forget what is held by lives that are over; after a loss of the log they may yet say that they are not."""
         if self._core.feed.unsure or self._core.unsettled:
             return
-        for home in self.serving.values():
+        for home in [home for home in self.serving.values() if home.takes]:
             for holder in home.holders():
                 if not self.is_live(holder):
                     home.forget_holder(holder)

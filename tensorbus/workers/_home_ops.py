@@ -9,7 +9,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from tensorbus.errors import FencedError
+from tensorbus.errors import FencedError, InvalidArgumentError
 from tensorbus.events import RECORD, PageHolder
 from tensorbus.ids import Incarnation, WorkerId
 from tensorbus.model import PageOutcome, PageState, shard_of
@@ -133,6 +133,9 @@ class HomeOps:
         asked = ask.parse(page_ask.PageLookup, request.args, op="page_lookup")
         keys = page_ask.keys_of(request.body, op="page_lookup")
         fragments = range(asked.fragments) if asked.fragment is None else [asked.fragment]
+        if len(keys) * len(fragments) > page_ask.PAGES_MAX:
+            asks = f"{len(keys)} keys of {len(fragments)} fragments"
+            raise InvalidArgumentError(f"page_lookup: {asks} are more than {page_ask.PAGES_MAX} pages; ask in parts")
         states = np.full((len(keys), len(fragments)), PageState.MISSING, np.uint8)
         found = np.zeros((len(keys), len(fragments)), RECORD)
         redirects: dict[int, None] = {}

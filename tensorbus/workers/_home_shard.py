@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tensorbus.clock import NS_PER_S, Clock
-from tensorbus.errors import OutOfSpaceError
+from tensorbus.errors import OutOfSpaceError, UnavailableError
 from tensorbus.events import RECORD, PageHolder, PageOp
 from tensorbus.feeds import PageLog
 from tensorbus.ids import Incarnation, WorkerId
@@ -81,6 +81,11 @@ class HomeShard:
     def health(self) -> ShardHealth:
         return ShardHealth.DEGRADED if self.waiting else ShardHealth.EXACT
 
+    @property
+    def takes(self) -> bool:
+        """Whether changes can be said: the stream is not far behind, and no newer grant is in force."""
+        return not self.log.full and self.log.ended is None
+
     def said(self, holder: PageHolder) -> None:
         """A holder has said all that it holds of this shard."""
         self.waiting.discard(holder)
@@ -94,7 +99,7 @@ class HomeShard:
             records: ``keyspace`` is a place in ``keyspaces``.
         """
         outcomes = np.full(len(records), PageOutcome.STORED, np.uint8)
-        if self.log.full or self.log.ended is not None:
+        if not self.takes:
             outcomes[:] = PageOutcome.UNAVAILABLE
             return Added(outcomes, np.empty(0, RECORD))
         mine = self._numbered(records, keyspaces, holder)
@@ -122,9 +127,14 @@ class HomeShard:
         return Added(outcomes, self._at(np.array(order, np.int32)))
 
     def remove(self, records: Records, keyspaces: tuple[str, ...], holder: PageHolder) -> int:
-        """Forget copies that lie where the records say; how many there were."""
+        """Forget copies that lie where the records say; how many there were.
+
+        Raises:
+            UnavailableError: If it cannot be said now; so :meth:`clear`.
+        """
+        self._check()
         gone = self.table.remove(self._numbered(records, keyspaces, holder))
-        if gone and self.log.ended is None:
+        if gone:
             records = records.copy()
             records["op"], records["holder"], records["ttl_s"] = PageOp.REMOVE, 0, 0
             self.log.put(records, keyspaces, (holder,))
@@ -132,13 +142,14 @@ class HomeShard:
 
     def clear(self, keyspace: str) -> int:
         """Forget all pages of a keyspace; how many copies there were. It is said also if there were none."""
+        self._check()
         number = self.table.keyspaces.get(keyspace)
         gone = 0 if number is None else self.table.remove_keyspace(number)
         self.log.put(_one(PageOp.CLEAR), (keyspace,), ())
         return gone
 
     def forget_holder(self, holder: PageHolder) -> int:
-        """A holder's life is over; how many copies it had."""
+        """A holder's life is over; how many copies it had. Only while :attr:`takes`."""
         self.waiting.discard(holder)
         number = self.table.holders.get(_name(holder))
         if number is None or not self.table.holders.rows(_name(holder)):
@@ -184,6 +195,10 @@ class HomeShard:
         return [*(self.holder(number) for number in named if number is not None), *self.waiting]
 
     # -- helpers ------------------------------------------------------------------------------------------------------
+
+    def _check(self) -> None:
+        if not self.takes:
+            raise UnavailableError(f"what changes in shard {self.shard} cannot be said now", shard=self.shard)
 
     def _now_s(self) -> int:
         return self._clock.wall_ns() // NS_PER_S

@@ -104,6 +104,7 @@ def records_of(body: bytes | bytearray | memoryview, *, keyspaces: int, op: str)
     if len(body) % RECORD_BYTES or len(body) // RECORD_BYTES > PAGES_MAX:
         raise InvalidArgumentError(f"{op}: {len(body)} bytes are not up to {PAGES_MAX} records of {RECORD_BYTES}")
     records = np.frombuffer(body, RECORD).copy()
+    records["flags"] = 0
     if len(records) and int(records["keyspace"].max()) >= keyspaces:
         raise InvalidArgumentError(f"{op}: a record names keyspace {records['keyspace'].max()} of {keyspaces}")
     return records

@@ -11,6 +11,7 @@ import pytest
 
 from tensorbus.bus import NatsBus
 from tensorbus.clock import Deadline
+from tensorbus.errors import ConflictError, InvalidArgumentError
 from tensorbus.events import Subjects
 from tensorbus.model import PageOutcome, PageState
 from tensorbus.testing._processes import WorkerProgram
@@ -175,3 +176,41 @@ async def test_shards_are_stored_confirmed_and_purged_and_a_new_home_begins_ther
         assert left.messages < 64 * (2 + 5 + 4)  # grants; batches since; snapshots with their bodies
     finally:
         await bus.close()
+
+
+async def test_calls_that_no_home_can_answer_are_refused_and_hurt_nobody(start_worker: Start) -> None:
+    holder, _ = start_worker("basic", id="w1"), start_worker("shard-home", id="h1")
+    keys = keys_of(100)
+    async with asking(holder) as homes:
+        await homes.served(["h1"])
+        raw, tokens = await homes.to(0), [[shard, token] for shard, (_, token) in enumerate(homes.table)]
+        life = {"holder": [holder.worker, holder.incarnation], "keyspaces": [KEYSPACE], "tokens": tokens, "ack": "log"}
+        odd = records_for(keys)
+        odd["flags"], odd["holder"], odd["op"] = 255, 999, 77
+        reply = await raw.reply("page_add", life, body=odd.tobytes())
+        assert bytes(reply.body) == bytes([PageOutcome.STORED]) * len(keys)
+        odd["keyspace"] = 1
+        for op, args, body in (
+            ("page_add", life, odd.tobytes()),
+            ("page_add", life, odd.tobytes()[:-1]),
+            ("page_add", life | {"keyspaces": ["short"]}, b""),
+            ("page_add", life | {"ack": "never"}, b""),
+            ("page_lookup", {"keyspace": KEYSPACE, "tokens": tokens}, b"x" * 33),
+            ("page_lookup", {"keyspace": KEYSPACE, "tokens": tokens, "fragments": 60_000}, keys.tobytes()),
+            ("page_lookup", {"keyspace": KEYSPACE, "tokens": [[70_000, 1]]}, keys.tobytes()),
+        ):
+            with pytest.raises(InvalidArgumentError):
+                await raw.reply(op, args, body=body)
+        unknown = life | {"holder": [holder.worker, "another life"]}
+        reply = await raw.reply("page_add", unknown, body=records_for(keys).tobytes())
+        assert bytes(reply.body) == bytes([PageOutcome.FENCED]) * len(keys)
+        older = life | {"tokens": [[shard, token - 1] for shard, token in tokens]}
+        reply = await raw.reply("page_add", older, body=records_for(keys).tobytes())
+        assert bytes(reply.body) == bytes([PageOutcome.NOT_HOME]) * len(keys)
+        named = {shard: token for shard, token, *_ in reply.data["redirects"]}  # type: ignore[attr-defined]  # a list
+        assert named.items() <= dict(tokens).items()
+        assert (await homes.look(keys))[0].tolist() == [PageState.HIT] * len(keys)
+        with pytest.raises(ConflictError):
+            await raw.call("page_handover", shard=0, token=tokens[0][1], to=["h9", "x"])
+        assert (await raw.call("page_clear", keyspace=KEYSPACE, tokens=tokens))["removed"] == len(keys)
+        assert (await homes.look(keys))[0].tolist() == [PageState.MISSING] * len(keys)

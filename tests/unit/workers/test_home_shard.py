@@ -6,8 +6,10 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
+import pytest
 
 from tensorbus.clock import NS_PER_S
+from tensorbus.errors import UnavailableError
 from tensorbus.events import RECORD, PageHolder, PageOp
 from tensorbus.ids import Incarnation, WorkerId
 from tensorbus.lifecycle import PageTable
@@ -189,3 +191,6 @@ def test_a_home_whose_bus_is_far_behind_takes_nothing_in() -> None:
     shard.log.full = True
     assert shard.add(keys, W1) == [PageOutcome.UNAVAILABLE] * 2
     assert shard.states(keys) == [PageState.MISSING] * 2
+    for change in (lambda: shard.home.clear(KS), lambda: shard.home.remove(records(keys), (KS,), W1)):
+        with pytest.raises(UnavailableError):
+            change()
