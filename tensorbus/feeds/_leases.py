@@ -64,6 +64,11 @@ class LeaseFeed:
         self._followers: dict[int, OnLease] = {}
         self._task: asyncio.Task[None] | None = None
 
+    @property
+    def unsure(self) -> bool:
+        """Whether the connection was lost since it was last seen that the stream has what was read of it."""
+        return self._doubted
+
     @asynccontextmanager
     async def running(self, *, deadline: Deadline) -> AsyncIterator[LeaseFeed]:
         """Start reading, wait until all grants that were there are known, and read on until the context closes."""

@@ -38,6 +38,7 @@ ASK_AGAIN_S: Final = 1.0
 AT_ONCE: Final = 8
 """Shards that are taken or replayed at the same time."""
 SHARDS_AT_ONCE: Final = 256
+ANY_NS: Final = 2**63
 
 Life = tuple[WorkerId, Incarnation]
 
@@ -96,10 +97,6 @@ class HomeRole:
     def host_of(self, holder: PageHolder) -> str:
         session = self._core.state.sessions.get(holder.worker)
         return "" if session is None else session.host
-
-    async def caught_up(self, *, deadline: Deadline) -> None:
-        """Wait until the Directory knows all sessions that there are now."""
-        await caught_up(self._core, deadline=deadline)
 
     async def hand_over(self, shard: int, *, token: int, to: Life, deadline: Deadline) -> bool:
         """Let a shard go to the home that it is to be at; whether all that is known of it is on the stream then.
@@ -265,7 +262,7 @@ class HomeRole:
                 work = self._ask(shard, lease)
             case _:
                 assert lease is not None
-                work = self._serve(shard, lease.token, exact=False)
+                work = self._serve(shard, lease.token, opened_before_ns=ANY_NS)
         assert self._group is not None
         task = self._group.create_task(self._one(shard, work), name=f"{step} shard {shard}")
         self._busy[shard] = task
@@ -301,12 +298,12 @@ class HomeRole:
         """Propose a grant of a shard that is nobody's."""
         if lease is not None:
             # A grant may be known before the session in which it was given.
-            await self.caught_up(deadline=Deadline(GRANT_S, what="reading the log"))
+            await caught_up(self._core, deadline=Deadline(GRANT_S, what="reading the log"))
             if self._core.state.is_live(lease.holder, lease.incarnation):
                 return
         token = await self._grant(shard, lease)
         if token is not None:
-            await self._serve(shard, token, exact=lease is None)
+            await self._serve(shard, token, opened_before_ns=ANY_NS if lease is not None else await self._made_ns())
 
     async def _ask(self, shard: int, lease: ShardGrant) -> None:
         """Have the shard handed over by the living home that has it, and take it."""
@@ -319,7 +316,7 @@ class HomeRole:
         )
         token = await self._grant(shard, lease)
         if token is not None:
-            await self._serve(shard, token, exact=exact)
+            await self._serve(shard, token, opened_before_ns=0 if exact else ANY_NS)
 
     async def _grant(self, shard: int, lease: ShardGrant | None) -> int | None:
         headers = Headers(
@@ -335,17 +332,22 @@ class HomeRole:
         await self._leases.reached(outcome.seq, deadline=deadline)
         return None
 
-    async def _serve(self, shard: int, token: int, *, exact: bool) -> None:
+    async def _made_ns(self) -> int:
+        """When the stream was made. A shard without a grant was never had, or the stream lost all that it had."""
+        state = await self._core.bus.pages.log_state(deadline=Deadline(GRANT_S, what="looking at the stream of pages"))
+        return state.created_ns
+
+    async def _serve(self, shard: int, token: int, *, opened_before_ns: int) -> None:
         """Replay a shard that was granted, and answer for it.
 
         Args:
-            exact: Whether the stream has all that is known of it.
+            opened_before_ns: Workers of a session older than this may hold pages that the stream does not have.
         """
         started_ns = self._core.clock.now_ns()
         self._tokens[shard] = token
         deadline = Deadline(REPLAY_S, what=f"the replay of shard {shard}")
         state = await replay_shard(self._core.bus.pages, shard, upto=token, deadline=deadline)
-        await self.caught_up(deadline=deadline)
+        await caught_up(self._core, deadline=deadline)
         if not state.holds(*self._me, token) or self._tokens.get(shard) != token or self._leaving:
             return
         voice = PageLog(
@@ -364,7 +366,7 @@ class HomeRole:
             table=state.pages,
             log=voice,
             stored=0 if state.snapshot is None else state.number,
-            waiting=set() if exact else self._holders(),
+            waiting=self._holders(opened_before_ns),
             clock=self._core.clock,
             is_live=self.is_live,
             host_of=self.host_of,
@@ -375,12 +377,12 @@ class HomeRole:
         spent_ms = (self._core.clock.now_ns() - started_ns) // 1_000_000
         log.info("serving: shard=%d token=%d pages=%d after_ms=%d", shard, token, len(home.table), spent_ms)
 
-    def _holders(self) -> set[PageHolder]:
-        """The lives that may hold pages."""
+    def _holders(self, opened_before_ns: int) -> set[PageHolder]:
+        """The lives that may hold pages, of those that were opened before."""
         return {
             PageHolder(worker=one.worker, incarnation=Incarnation(one.incarnation))
             for one in self._core.state.live_sessions()
-            if "basic" in one.roles
+            if "basic" in one.roles and one.opened_ns < opened_before_ns
         }
 
     def _fenced(self, shard: int, token: int) -> None:

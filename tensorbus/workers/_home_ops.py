@@ -20,6 +20,7 @@ from tensorbus.workers._callers import Caller
 from tensorbus.workers._core import Core
 from tensorbus.workers._directory_ops import Op
 from tensorbus.workers._home import HomeRole
+from tensorbus.workers._home_proof import caught_up
 from tensorbus.workers._home_shard import HomeShard, Records
 
 SLICE: Final = 1024
@@ -216,7 +217,7 @@ class HomeOps:
 
     async def _lives(self, holder: PageHolder, request: Request) -> bool:
         if not self._role.is_live(holder):
-            await self._role.caught_up(deadline=request.deadline)
+            await caught_up(self._core, deadline=request.deadline)
         return self._role.is_live(holder)
 
     def _note_said(self, asked: page_ask.PageAdd, holder: PageHolder, redirects: dict[int, None]) -> None:

@@ -156,7 +156,7 @@ class Worker:
                 self._lost = await check(bus, self._remembered, deadline=Deadline(START_S, what="reading the log"))
             try:
                 async with asyncio.TaskGroup() as group:
-                    aside = [position.keep(feed), self._mind_log(bus, feed)]
+                    aside = [position.keep(feed), self._mind_log(bus, feed, leases)]
                     tasks = [group.create_task(work, name="position") for work in aside]
                     try:
                         await self._serve(group, feed, author, leases, stop=stop, ready=ready)
@@ -206,15 +206,15 @@ class Worker:
             deadline=deadline,
         )
 
-    async def _mind_log(self, bus: Bus, feed: DirectoryFeed) -> None:
-        """While it is not known whether the log is there, look for its stream, and make it anew or say that it is gone.
+    async def _mind_log(self, bus: Bus, feed: DirectoryFeed, leases: LeaseFeed) -> None:
+        """While it is not known whether log and pages are there, look for their streams, make them anew or say so.
 
         Nothing ends for it: when the stream is there again, all goes on.
         """
         said = ""
         while True:
             await asyncio.sleep(MIND_LOG_S)
-            if not feed.unsure:
+            if not feed.unsure and not leases.unsure:
                 said = ""
                 continue
             try:
