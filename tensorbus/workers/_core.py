@@ -66,6 +66,7 @@ class Core:
         self.unsettled = False
         """The log lost its tail, and the workers are still saying what they hold."""
         self.store_stats: Callable[[], Json] | None = None
+        self.home_stats: Callable[[], Json] | None = None
         self.disk_stats: Callable[[], Json] | None = None
         self._spawned: set[asyncio.Task[None]] = set()
         self._closed = False

@@ -245,7 +245,8 @@ class DirectoryOps:
         figures = {"pool": pool, "directory": directory, "callers": len(self._callers), "heartbeat": heartbeat}
         disk = None if self._core.disk_stats is None else self._core.disk_stats()
         pins = None if pool is None else pin_figures(state, self._core.me.worker)
-        return Reply({**figures, "store": store, "disk": disk, "pins": pins})
+        home = None if self._core.home_stats is None else self._core.home_stats()
+        return Reply({**figures, "store": store, "disk": disk, "pins": pins, "home": home})
 
     async def events_open(self, caller: Caller, request: Request) -> Reply:
         asked = ask.parse(ask.EventsOpen, request.args, op="events_open")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Final
 
 import numpy as np
@@ -49,6 +49,7 @@ class HomeOps:
 
     async def page_add(self, _caller: Caller, request: Request) -> Reply:
         asked = ask.parse(page_ask.PageAdd, request.args, op="page_add")
+        tokens = dict(asked.tokens)
         records = page_ask.records_of(request.body, keyspaces=len(asked.keyspaces), op="page_add")
         holder, tables = _holder(asked.holder), _Holders()
         outcomes = np.full(len(records), PageOutcome.FENCED, np.uint8)
@@ -56,11 +57,14 @@ class HomeOps:
         firsts: dict[int, np.void] = {}
         if await self._lives(holder, request):
             for shard, places in self._by_shard(_keys(records)):
-                home = self._home(shard, asked.tokens, redirects)
+                home = self._home(shard, tokens, redirects)
                 if not isinstance(home, HomeShard):
                     outcomes[places] = _OUTCOME[home]
                     continue
                 for part in _slices(places):
+                    if self._role.serving.get(shard) is not home:  # handed over between two slices
+                        outcomes[part], redirects[shard] = PageOutcome.NOT_HOME, None
+                        continue
                     added = home.add(records[part], tuple(asked.keyspaces), holder, replica=asked.replica)
                     outcomes[part] = added.outcomes
                     existed = part[added.outcomes == PageOutcome.EXISTED]
@@ -81,16 +85,20 @@ class HomeOps:
 
     async def page_remove(self, _caller: Caller, request: Request) -> Reply:
         asked = ask.parse(page_ask.PageRemove, request.args, op="page_remove")
+        tokens = dict(asked.tokens)
         records = page_ask.records_of(request.body, keyspaces=len(asked.keyspaces), op="page_remove")
         outcomes = np.full(len(records), PageOutcome.STORED, np.uint8)
         redirects: dict[int, None] = {}
         removed = 0
         for shard, places in self._by_shard(_keys(records)):
-            home = self._home(shard, asked.tokens, redirects)
+            home = self._home(shard, tokens, redirects)
             if not isinstance(home, HomeShard):
                 outcomes[places] = _OUTCOME[home]
                 continue
             for part in _slices(places):
+                if self._role.serving.get(shard) is not home:
+                    outcomes[part], redirects[shard] = PageOutcome.NOT_HOME, None
+                    continue
                 removed += home.remove(records[part], tuple(asked.keyspaces), _holder(asked.holder))
                 await asyncio.sleep(0)
         if asked.ack == "log":
@@ -100,10 +108,11 @@ class HomeOps:
     async def page_clear(self, _caller: Caller, request: Request) -> Reply:
         """Clears a keyspace in every shard that the call names."""
         asked = ask.parse(page_ask.PageClear, request.args, op="page_clear")
+        tokens = dict(asked.tokens)
         redirects: dict[int, None] = {}
         removed, done = 0, []
-        for shard, _ in asked.tokens:
-            home = self._home(shard, asked.tokens, redirects)
+        for shard in tokens:
+            home = self._home(shard, tokens, redirects)
             if isinstance(home, HomeShard):
                 removed += home.clear(asked.keyspace)
                 done.append(shard)
@@ -115,8 +124,9 @@ class HomeOps:
 
     async def page_flush(self, _caller: Caller, request: Request) -> Reply:
         asked = ask.parse(page_ask.PageFlush, request.args, op="page_flush")
+        tokens = dict(asked.tokens)
         redirects: dict[int, None] = {}
-        mine = [shard for shard, _ in asked.tokens if isinstance(self._home(shard, asked.tokens, redirects), HomeShard)]
+        mine = [shard for shard in tokens if isinstance(self._home(shard, tokens, redirects), HomeShard)]
         lost = await self._flush(mine, request)
         redirects.update(dict.fromkeys(lost))
         flushed = [shard for shard in mine if shard not in lost]
@@ -132,6 +142,7 @@ class HomeOps:
 
     async def page_lookup(self, _caller: Caller, request: Request) -> Reply:
         asked = ask.parse(page_ask.PageLookup, request.args, op="page_lookup")
+        tokens = dict(asked.tokens)
         keys = page_ask.keys_of(request.body, op="page_lookup")
         fragments = range(asked.fragments) if asked.fragment is None else [asked.fragment]
         if len(keys) * len(fragments) > page_ask.PAGES_MAX:
@@ -142,7 +153,7 @@ class HomeOps:
         redirects: dict[int, None] = {}
         tables = _Holders()
         for shard, places in self._by_shard(keys):
-            home = self._home(shard, asked.tokens, redirects)
+            home = self._home(shard, tokens, redirects)
             if not isinstance(home, HomeShard):
                 states[places] = home
                 continue
@@ -162,6 +173,20 @@ class HomeOps:
 
     async def page_status(self, _caller: Caller, _request: Request) -> Reply:
         return Reply(self.status())
+
+    def figures(self) -> dict[str, object]:
+        """The same in sums."""
+        homes = list(self._role.serving.values())
+        degraded = sum(bool(home.waiting) for home in homes)
+        return {
+            "alive": self._role.alive,
+            "exact": len(homes) - degraded,
+            "degraded": degraded,
+            "rebuilding": len(self._role.rebuilding),
+            "pages": sum(len(home.table) for home in homes),
+            "index_bytes": sum(home.table.nbytes for home in homes),
+            "lag": sum(home.log.waiting for home in homes),
+        }
 
     def status(self) -> dict[str, object]:
         """How the shards here stand."""
@@ -195,11 +220,11 @@ class HomeOps:
         for shard in np.unique(shards).tolist():
             yield shard, np.flatnonzero(shards == shard)
 
-    def _home(self, shard: int, tokens: Iterable[tuple[int, int]], redirects: dict[int, None]) -> HomeShard | PageState:
+    def _home(self, shard: int, tokens: Mapping[int, int], redirects: dict[int, None]) -> HomeShard | PageState:
         """The shard, if it is served here under the token that the caller knows; else why not."""
         if not self._role.alive:
             return PageState.UNAVAILABLE
-        home, known = self._role.serving.get(shard), dict(tokens).get(shard, 0)
+        home, known = self._role.serving.get(shard), tokens.get(shard, 0)
         if home is not None and home.token == known:
             return home
         if home is None and shard in self._role.rebuilding:
@@ -221,8 +246,9 @@ class HomeOps:
         return self._role.is_live(holder)
 
     def _note_said(self, asked: page_ask.PageAdd, holder: PageHolder, redirects: dict[int, None]) -> None:
+        tokens = dict(asked.tokens)
         for shard in asked.said:
-            home = self._home(shard, asked.tokens, redirects)
+            home = self._home(shard, tokens, redirects)
             if isinstance(home, HomeShard):
                 home.said(holder)
 

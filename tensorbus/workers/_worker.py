@@ -249,7 +249,9 @@ class Worker:
             home = None
             if "shard-home" in self.roles:
                 home = HomeRole(core, leases, HomePeers(routes), shards=self.settings.page_shards)
-                more |= HomeOps(core, home).table()
+                home_ops = HomeOps(core, home)
+                core.home_stats = home_ops.figures
+                more |= home_ops.table()
             service = Service(core, callers, memory, gateway_sql=self.settings.gateway_sql, more=more)
             stack.enter_context(service.following())
             session = OwnSession(

@@ -43,6 +43,9 @@ async def test_pages_are_added_found_and_removed_at_two_homes(start_worker: Star
         states, places = await homes.look(keys)
         assert (states == PageState.HIT).all()
         assert places == {at: ("w1", at) for at in range(PAGES)}
+        figures = [(await (await homes.to(at)).call("stats"))["home"] for at in range(2)]
+        assert sum(home["pages"] for home in figures) == PAGES
+        assert sum(home["exact"] for home in figures) == homes.shards
         states, _ = await homes.look(keys_of(1000, seed=2))
         assert (states == PageState.MISSING).all()
         states, _ = await homes.look(keys[:1000], keyspace="cd" * 32)
