@@ -12,7 +12,7 @@ from tensorbus.bus import MemoryBus, MemoryCluster
 from tensorbus.clock import Deadline
 from tensorbus.errors import CorruptError, NotFoundError, TensorbusError, UnavailableError
 from tensorbus.feeds import DirectoryFeed
-from tensorbus.lifecycle import Directory, Touched, dump, rules
+from tensorbus.lifecycle import SNAPSHOT_FORMAT, Directory, Touched, dump, rules
 from tests.unit.feeds.voices import Keeper, Stored, feed, keeper, settled, soon, voice
 from tests.unit.lifecycle import history as h
 
@@ -124,7 +124,8 @@ async def unusable(cluster: MemoryCluster, store: Keeper, how: str) -> Stored:
     if how == "newer fold":
         return await store.snapshot(sealed(written.replace(b'"fold":1', b'"fold":2')))
     if how == "newer format":
-        return await store.snapshot(sealed(written.replace(b'"format":2', b'"format":3')))
+        now, newer = (f'"format":{number}'.encode() for number in (SNAPSHOT_FORMAT, SNAPSHOT_FORMAT + 1))
+        return await store.snapshot(sealed(written.replace(now, newer)))
     assert how == "another state"
     return await store.snapshot(b"".join(dump(Directory(cluster.subjects))))
 
