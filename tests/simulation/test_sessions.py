@@ -141,7 +141,7 @@ def test_a_worker_that_comes_back_while_its_former_life_is_ended_goes_on() -> No
     plan = FaultPlan(delay_s=(0.1, 0.6))
     ended_first = 0
     for step in range(16):
-        scenario = restart_as_the_former_life_ends(TTL_S - 2 + step / 4)
+        scenario = restart_as_the_former_life_ends(TTL_S - 4 + step * 3 / 8)
         report = run(scenario, step, plan=plan, check_every=1000).check()
         ended_first += bool(report.covered.get("SessionEnded"))
     assert 0 < ended_first < 16, "the restarts lie on both sides of the end"
