@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Sequence
 from contextlib import asynccontextmanager
-from typing import Final, TypeVar
+from typing import Any, Final, TypeVar
 
 from tensorbus.bus import Bus, Message
 from tensorbus.clock import Deadline
@@ -229,17 +229,7 @@ class DirectoryFeed:
 
     async def _until_overtaken(self) -> str:
         """Read on until the state cannot be right any more; says why."""
-        tasks = [
-            asyncio.create_task(self._read(), name="directory-feed-read"),
-            asyncio.create_task(self._watch(), name="directory-feed-watch"),
-        ]
-        try:
-            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-            return next(task.result() for task in tasks if task.done())
-        finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+        return await _first_of(self._watch(self._reading), self._read())
 
     async def _read(self) -> str:
         live = self.live
@@ -259,15 +249,15 @@ class DirectoryFeed:
         if self.live.state.log.announced is not before:
             self._lookout.wake.set()
 
-    async def _watch(self) -> str:
+    async def _watch(self, reading: Reading) -> str:
         """Look for losses and purges also while nothing comes."""
         lookout = self._lookout
         while True:
             lookout.wake.clear()
-            if cause := await insist(lambda: lookout.look(self._reading)):
+            if cause := await insist(lambda: lookout.look(reading)):
                 return cause
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout_at(lookout.again_at(self._reading)):
+                async with asyncio.timeout_at(lookout.again_at(reading)):
                     await lookout.wake.wait()
 
     def _note(self, loss: Loss, reading: Reading) -> None:
@@ -333,14 +323,19 @@ class DirectoryFeed:
         first = await insist(lambda: self.bus.first_from(facts, after + 1, deadline=look_deadline()))
         if first is None:
             return not await insist(lambda: self._lookout.look(fresh))
-        async with self.bus.read(facts, after=after) as reader:
+        # A tail that is lost while it is being read never comes: somebody must look meanwhile.
+        return not await _first_of(self._watch(fresh), self._read_up(fresh))
+
+    async def _read_up(self, fresh: Reading) -> str:
+        """Read to where the log ended at the beginning; or says why that cannot be."""
+        async with self.bus.read(self.bus.subjects.facts, after=fresh.live.state.seq) as reader:
             while not isinstance(batch := await self._lookout.next(reader, fresh), str):
                 for part in _sliced(batch, APPLIED_AT_ONCE):
                     fresh.apply(part)
                     await asyncio.sleep(0)
                 if reader.caught_up.is_set():
-                    return True
-        return False
+                    return ""
+        return batch
 
     async def _take_over(self, fresh: Reading) -> None:
         """Let the live Directory be the fresh one, tell its followers all that is different, and free what was."""
@@ -355,6 +350,18 @@ class DirectoryFeed:
             await asyncio.sleep(0)
         for _ in dissolve(fresh.live.state):
             await asyncio.sleep(0)
+
+
+async def _first_of(*works: Coroutine[Any, Any, T]) -> T:
+    """What the first that ends gives, of two at once the former; the others are cancelled."""
+    tasks: list[asyncio.Task[T]] = [asyncio.create_task(work, name="directory-feed-part") for work in works]
+    try:
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        return next(task.result() for task in tasks if task.done())
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
 
 def _sliced(items: Sequence[T], count: int) -> Iterator[Sequence[T]]:
