@@ -215,7 +215,7 @@ BUGS = {
         FaultPlan(delay_s=(0.05, 0.4)),
     ),
     "a third put of an id takes no turn": Planted(
-        replaced(Puts, "one_at_a_time", _forgets_who_waits), artifacts(deeds=NAMED_PUTS), range(60, 110)
+        replaced(Puts, "one_at_a_time", _forgets_who_waits), artifacts(deeds=NAMED_PUTS), 30
     ),
     "memory of what ended is kept": Planted(replaced(Reclaim, "on_change", _keeps_what_ended), artifacts(), 10),
     "leases outlive their callers": Planted(replaced(Leases, "gone", _keeps_leases_of_the_dead), artifacts(), 10),

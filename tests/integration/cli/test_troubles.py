@@ -120,8 +120,8 @@ def test_doctor_without_a_witness_or_memory(own: Processes, home: Path) -> None:
     wait_until(lambda: "sessions" not in doctor(home), what="the end of the dead sessions", timeout_s=60)
     os.kill(started(program)["basic"], signal.SIGKILL)
     program.until("the basic worker")
-    wait_until(lambda: "workers" in doctor(home), what="the missing memory")
-    assert doctor(home)["workers"][0]["state"] == "wrong"
+    wait_until(lambda: "shm" in doctor(home), what="the missing memory")
+    assert doctor(home)["shm"][0]["state"] == "wrong"
     assert program.stop() == 0
 
 

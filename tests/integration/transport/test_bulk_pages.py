@@ -37,7 +37,7 @@ from tensorbus.transport._page_lend import PageLoan
 from tests.paths import Lender, lending, origin, wait_for
 
 pytestmark = pytest.mark.integration
-LIMIT = Deadline(60.0)
+LIMIT_S = 60.0
 
 
 class Pages:
@@ -106,7 +106,7 @@ def fetch(
     server: BulkServer, places: PagePlaces, out: object, nbytes: int, ways: Ways, *, permit: str = "t"
 ) -> PagesCame:
     asked = dataclasses.replace(origin("a", *server.addresses), request={"permit": permit})
-    return fetch_pages(asked, places, out, nbytes, ways=ways, deadline=LIMIT)
+    return fetch_pages(asked, places, out, nbytes, ways=ways, deadline=Deadline(LIMIT_S))
 
 
 def blocks(n: int, nbytes: int) -> np.ndarray:
@@ -146,7 +146,7 @@ def test_connections_rest_and_a_permit_is_looked_at_once_on_each(owner: Pages, s
     server.close()
     with lending(Lender(bytearray(10)), pages=owner) as other:
         moved = dataclasses.replace(origin("a", *other.addresses), request={"permit": "t"})
-        assert not fetch_pages(moved, places, out, 5000, ways=ways, deadline=LIMIT).states.any()
+        assert not fetch_pages(moved, places, out, 5000, ways=ways, deadline=Deadline(LIMIT_S)).states.any()
 
 
 def test_a_connection_that_was_cut_at_rest_is_replaced(owner: Pages, ways: Ways) -> None:
@@ -201,7 +201,7 @@ def test_why_pages_did_not_come_is_said(owner: Pages, server: BulkServer, ways: 
     with lending(Lender(bytearray(10))) as pageless:
         assert isinstance(fetch(pageless, places, out, 100, ways).failure, InvalidArgumentError)
     nobody = dataclasses.replace(origin("a", ("127.0.0.1", 9)), request={})
-    gone = fetch_pages(nobody, places, out, 100, ways=ways, deadline=LIMIT)
+    gone = fetch_pages(nobody, places, out, 100, ways=ways, deadline=Deadline(LIMIT_S))
     assert isinstance(gone.failure, UnavailableError)
     late = dataclasses.replace(origin("a", *server.addresses), request={"permit": "t"})
     came = fetch_pages(late, places, out, 100, ways=ways, deadline=Deadline(0.0))
@@ -253,13 +253,13 @@ def test_places_that_changed_on_the_way_are_refused_and_the_connection_goes_on(
         data = bytearray(places_block(1, places))
         data[-1] ^= 1
         client._wire._sock.sendall(encode_message(GOOD) + data)
-        with pytest.raises(CorruptError), Exchange(client, LIMIT):
+        with pytest.raises(CorruptError), Exchange(client, Deadline(LIMIT_S)):
             client._expect("end")
         asked = dataclasses.replace(origin("a"), request={"permit": "t"})
         client._requests = 1
-        request = ask_pages(client, asked, places, 100, LIMIT)
+        request = ask_pages(client, asked, places, 100, Deadline(LIMIT_S))
         out = np.zeros((2, 100), np.uint8)
-        states, _ = receive_pages(client, request, [row.data for row in out], 100, LIMIT)
+        states, _ = receive_pages(client, request, [row.data for row in out], 100, Deadline(LIMIT_S))
         assert not states.any()
 
 
@@ -331,7 +331,7 @@ def test_a_source_that_says_what_cannot_be_is_given_up(said: bytes) -> None:
 @contextmanager
 def connected(server: BulkServer) -> Iterator[BulkClient]:
     """A greeted connection to a server."""
-    client = BulkClient.connect(server.host, server.port, deadline=LIMIT)
+    client = BulkClient.connect(server.host, server.port, deadline=Deadline(LIMIT_S))
     client._wire.set_timeout(10.0)
     try:
         yield client
