@@ -197,7 +197,8 @@ def _broken(call: Tb, place: Place, tmp_path: Path) -> None:
         assert "wrong: " in found.out
     assert call("archive", "restore", "--into", tmp_path / "no.duckdb", "--url", copy).code == 9
     first.unlink()
-    assert call("archive", "verify", "--url", copy).code == 9
+    others = list(copy.rglob("*.parquet"))  # without any it is no archive
+    assert call("archive", "verify", "--url", copy).code == (9 if others else 3)
     assert call("archive", "restore", "--into", tmp_path / "no.duckdb", "--url", copy).code == 3
     assert call("archive", "restore", "--into", tmp_path / "no.duckdb", "--url", tmp_path / "empty").code == 3
     assert not list(tmp_path.glob("no.duckdb*"))
